@@ -1,0 +1,1 @@
+"""The thin client of the daemon's Unix socket. Imports nothing of the daemon."""

@@ -1,0 +1,1 @@
+"""D-Bus, and nothing else touches it: the only package that imports pydbus or gi."""

@@ -1,0 +1,1 @@
+"""What is on disk: GGUF headers, the facts planning needs, and names."""

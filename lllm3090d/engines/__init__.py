@@ -1,0 +1,1 @@
+"""llama-server builds: finding them, asking what they can do, writing their command line."""

@@ -1,0 +1,1 @@
+"""The cards: readings of their memory, without ever opening a compute context."""

@@ -1,0 +1,1 @@
+"""What runs: reservations, decisions, units, readiness, adoption."""

@@ -1,0 +1,273 @@
+"""Every setting: unit, default, environment variable, meaning. Read once at start and again on reload.
+
+Order of precedence: environment (``LLLM3090_`` and the key in capitals), then ``config.toml``, then the default.
+An unknown key or a bad value is an error that names the file, the key and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.planner import CacheType
+
+ENVIRONMENT_PREFIX = "LLLM3090_"
+# Set for programs around the daemon (installer, client, tests), so not mistaken for a misspelt setting.
+FOREIGN_VARIABLES = frozenset({"LLLM3090_PREFIX", "LLLM3090_CONFIG", "LLLM3090_RECORD", "LLLM3090_RUN"})
+
+
+class Desktop(enum.StrEnum):
+    """Whether a desktop session is counted on the card."""
+
+    AUTO = "auto"
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+
+
+class CardChoice(enum.StrEnum):
+    """Which memory is managed."""
+
+    AUTO = "auto"  # an NVIDIA card where there is one, else host memory
+    NVIDIA = "nvidia"  # the NVIDIA card, or an error
+    CPU = "cpu"  # host memory, even where there is a card
+
+
+class LogLevel(enum.StrEnum):
+    """The least severe level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def runtime_base() -> Path:
+    """``$XDG_RUNTIME_DIR``, or where systemd puts it."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / fallback)
+
+
+def default_config_file() -> Path:
+    """``$LLLM3090_CONFIG``, else ``config.toml`` in ``lllm3090`` below the XDG configuration directory."""
+    chosen = os.environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    return Path(chosen).expanduser() if chosen else _xdg("XDG_CONFIG_HOME", ".config") / "lllm3090" / "config.toml"
+
+
+Mib = Annotated[int, Field(ge=0, le=1 << 30)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class Settings(BaseModel):
+    """All settings, validated and frozen. Field descriptions are the reference documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    models_dir: Path = Field(
+        default_factory=lambda: Path.home() / "models", description="directory with one directory per model"
+    )
+    state_dir: Path = Field(
+        default_factory=lambda: _xdg("XDG_STATE_HOME", ".local/state") / "lllm3090",
+        description="what the daemon has learnt",
+    )
+    runtime_dir: Path = Field(
+        default_factory=lambda: runtime_base() / "lllm3090d",
+        description="control socket, lock and engine sockets; private to the user",
+    )
+    llama_dir: Path = Field(
+        default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share") / "lllm3090" / "llama.cpp",
+        description="directory with the llama-server to use; set in the environment it outranks every other choice",
+    )
+    engines_dir: Path = Field(
+        default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share") / "lllm3090" / "engines",
+        description="further engine builds, one directory each",
+    )
+    aliases: Mapping[str, str] = Field(
+        default_factory=dict, description="short names: alias = name of a model below models_dir"
+    )
+    card: CardChoice = Field(CardChoice.AUTO, description="which memory is managed")
+    desktop: Desktop = Field(Desktop.AUTO, description="whether a desktop session is counted on the card")
+    driver_reserve_mib: Mib = Field(
+        512, description="MiB the driver keeps, used only where the card does not tell; measured 451 on an RTX 3090"
+    )
+    desktop_reserve_mib: Mib = Field(
+        2400, description="MiB kept for the compositor and browser of an active desktop"
+    )
+    workspace_reserve_mib: Mib = Field(
+        1024, description="least MiB for compute buffers and runtime of an engine on a card"
+    )
+    cache_type: CacheType = Field(CacheType.Q8_0, description="type of the KV cache where nobody asks for another")
+    micro_batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
+        512, description="tokens computed at once (-ub)"
+    )
+    batch_tokens: Annotated[int, Field(ge=32, le=65536)] = Field(2048, description="tokens accepted at once (-b)")
+    context_checkpoints: Annotated[int, Field(ge=0, le=256)] = Field(
+        8, description="context checkpoints of one slot in host memory (--ctx-checkpoints)"
+    )
+    prompt_cache_mib: Mib = Field(1024, description="MiB of host memory for finished prompts (--cache-ram)")
+    load_timeout_s: Seconds = Field(
+        600.0, description="seconds without progress after which a load is given up"
+    )
+    stop_timeout_s: Seconds = Field(15.0, description="seconds from SIGTERM to SIGKILL when a model is unloaded")
+    release_timeout_s: Seconds = Field(
+        10.0, description="seconds to wait for the card to show the memory of a stopped model as free"
+    )
+    stop_models_on_exit: bool = Field(False, description="stop the models when the daemon is stopped")
+    log_level: LogLevel = Field(LogLevel.INFO, description="least severe level that is logged")
+
+    @field_validator("models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir", mode="after")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        expanded = path.expanduser()
+        if not expanded.is_absolute():
+            raise ValueError("must be an absolute path (or begin with ~)")
+        return expanded
+
+    llama_dir_from_env: Annotated[bool, Field(exclude=True)] = Field(
+        False, description="internal: llama_dir comes from the environment, so the choice is locked"
+    )
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the control API listens."""
+        return self.runtime_dir / "control.sock"
+
+    @property
+    def engine_sockets_dir(self) -> Path:
+        """Where engines listen; survives the daemon."""
+        return self.runtime_dir / "engines"
+
+
+INTERNAL_KEYS = frozenset({"llama_dir_from_env"})
+SETTING_KEYS = tuple(key for key in Settings.model_fields if key not in INTERNAL_KEYS)
+
+
+def load_settings(config_file: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from the environment and the file.
+
+    Args:
+        config_file: the TOML file; None for the default place. It may be missing.
+        environment: None for the process's own.
+
+    Raises:
+        LlmError: SETTINGS_INVALID, naming every bad key, where it was set and what is allowed.
+    """
+    file = config_file or default_config_file()
+    env = os.environ if environment is None else environment
+    values = _from_file(file)
+    origin = {key: f"{file}: {key}" for key in values}
+    for key, value in _from_environment(env).items():
+        values[key] = value
+        origin[key] = f"environment: {ENVIRONMENT_PREFIX}{key.upper()}"
+    values["llama_dir_from_env"] = "llama_dir" in values and origin["llama_dir"].startswith("environment")
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = [_problem(item, origin) for item in error.errors(include_url=False, include_context=False)]
+        raise LlmError(
+            ErrorCode.SETTINGS_INVALID,
+            "; ".join(problems),
+            hint="Correct it; every setting is described in docs/reference/settings.md.",
+            problems=problems,
+            file=str(file),
+        ) from error
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise LlmError(
+            ErrorCode.SETTINGS_INVALID,
+            f"{file} cannot be read: {error}",
+            hint="Correct the file or move it away.",
+            file=str(file),
+        ) from error
+    unknown = [key for key in values if key not in SETTING_KEYS]
+    if unknown:
+        problems = [_unknown_key(key, f"{file}: {key}", SETTING_KEYS) for key in unknown]
+        raise LlmError(
+            ErrorCode.SETTINGS_INVALID,
+            "; ".join(problems),
+            hint="Remove or correct the key; every setting is described in docs/reference/settings.md.",
+            problems=problems,
+            file=str(file),
+        )
+    return values
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, text in env.items():
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in FOREIGN_VARIABLES:
+            continue
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if key not in SETTING_KEYS:
+            unknown.append(name)
+        elif text == "":
+            continue  # blanked is unset
+        elif key == "aliases":
+            values[key] = _json_table(name, text)
+        else:
+            values[key] = text
+    if unknown:
+        names = tuple(ENVIRONMENT_PREFIX + key.upper() for key in SETTING_KEYS)
+        problems = [_unknown_key(name, f"environment: {name}", names) for name in unknown]
+        raise LlmError(
+            ErrorCode.SETTINGS_INVALID,
+            "; ".join(problems),
+            hint="Unset the variable or correct its name.",
+            problems=problems,
+        )
+    return values
+
+
+def _json_table(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LlmError(
+            ErrorCode.SETTINGS_INVALID,
+            f'environment: {name} is not a JSON object such as {{"qwen": "Qwen3.8-27B"}}: {error}',
+            hint="Correct the variable.",
+        ) from error
+
+
+def _unknown_key(key: str, where: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    guess = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    return f"{where} is not a setting{guess}"
+
+
+def _problem(item: Any, origin: Mapping[str, str]) -> str:
+    key = str(item["loc"][0]) if item["loc"] else ""
+    where = origin.get(key, key)
+    return f"{where} = {item.get('input')!r} is not valid: {item['msg']}"
+
+
+def setting_kind(key: str) -> str:
+    """The type of a setting for the documentation, with the allowed words of an enumeration."""
+    annotation = Settings.model_fields[key].annotation
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return " | ".join(str(member.value) for member in annotation)
+    names: dict[Any, Literal["path", "flag", "whole number", "seconds"]] = {
+        Path: "path",
+        bool: "flag",
+        int: "whole number",
+        float: "seconds",
+    }
+    return names.get(annotation, "table")

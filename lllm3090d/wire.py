@@ -1,0 +1,281 @@
+"""The wire models: requests, responses and events of every surface, described once.
+
+Sizes are bytes, times are seconds; ``at`` is a wall-clock time in UTC (RFC 3339). New optional fields may appear in
+any release; nothing is removed or renamed within ``/v1``. Requests reject unknown fields.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lllm3090d.engines.capabilities import Backend
+from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.planner import CacheType, CappedBy
+from lllm3090d.planning.quote import Evidence, Place
+from lllm3090d.serving.instance import InstanceState
+
+Tokens = Annotated[int, Field(ge=1, le=1 << 28)]
+Slots = Annotated[int, Field(ge=1, le=256)]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+
+
+class Response(BaseModel):
+    """Base of everything the daemon says."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Request(BaseModel):
+    """Base of everything the daemon is asked: an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlanOptions(Request):
+    """What may be asked of a plan; left out means: the planner decides."""
+
+    model: Name = Field(description="name, alias, or unambiguous parts of a name")
+    context_tokens: Tokens | None = Field(None, description="total context of all slots")
+    parallel: Slots | None = Field(None, description="slots, conversations served at once")
+    cache_type: CacheType | None = Field(None, description="type of K and V of the cache")
+
+
+class PlanBody(PlanOptions):
+    """Body of ``POST /v1/plan``."""
+
+
+class LoadBody(PlanOptions):
+    """Body of ``POST /v1/load``."""
+
+    token: Token | None = Field(None, description="chosen by the client, to cancel this load by it")
+
+
+class UnloadBody(Request):
+    """Body of ``POST /v1/unload``."""
+
+    model: Name = Field(description="name, alias, or unambiguous parts of the name of a loaded model")
+
+
+class CancelBody(Request):
+    """Body of ``POST /v1/cancel``."""
+
+    token: Token = Field(description="the token given with the load")
+
+
+class LineItemView(Response):
+    """One line of a quote or a budget; a deduction is negative."""
+
+    name: str
+    place: Place
+    bytes: int
+    evidence: Evidence
+    formula: str
+
+
+class BudgetLineView(Response):
+    """One line of what the card can give; deductions are negative."""
+
+    name: str
+    bytes: int
+    origin: str = Field(description="reading, constant or owner behind it")
+
+
+class PlanView(Response):
+    """How a model would be or is launched, and the arithmetic of its admission."""
+
+    model: str
+    path: str
+    architecture: str
+    quantisation: str
+    context_tokens: int
+    parallel: int
+    window_tokens: int
+    trained_context_tokens: int
+    cache_type_k: CacheType
+    cache_type_v: CacheType
+    capped_by: CappedBy
+    fits: bool
+    items: tuple[LineItemView, ...]
+    card_bytes: int = Field(description="sum of the items on the card")
+    host_bytes: int = Field(description="sum of the items in host memory beside the card")
+    budget: tuple[BudgetLineView, ...]
+    available_bytes: int = Field(description="what the card can give now")
+    argv: tuple[str, ...] = Field(description="the engine's command line")
+
+
+class InstanceView(Response):
+    """A model that runs, or is on its way up or down."""
+
+    name: str
+    run: str = Field(description="identity of this launch")
+    state: InstanceState
+    since: str = Field(description="time of the last change of state")
+    unit: str
+    invocation_id: str | None
+    main_pid: int | None
+    endpoint: str = Field(description="Unix socket of the engine's HTTP API")
+    path: str
+    context_tokens: int
+    parallel: int
+    window_tokens: int
+    cache_type_k: CacheType
+    cache_type_v: CacheType
+    reserved_bytes: int
+    measured_bytes: int | None
+    engine_version: str
+    adopted: bool = Field(description="found running when the daemon started")
+    failure: dict[str, Any] | None = Field(None, description="problem document of a failed instance")
+
+
+class Instances(Response):
+    """Answer of ``GET /v1/instances``."""
+
+    instances: tuple[InstanceView, ...]
+
+
+class ModelView(Response):
+    """A checkpoint on disk."""
+
+    name: str
+    aliases: tuple[str, ...]
+    path: str
+    size_bytes: int
+    shards: int
+    architecture: str | None
+    quantisation: str | None
+    trained_context_tokens: int | None
+    state: InstanceState | None = Field(None, description="state of its instance, if any")
+    problem: dict[str, Any] | None = Field(None, description="why it cannot be loaded")
+
+
+class Models(Response):
+    """Answer of ``GET /v1/models``."""
+
+    models_dir: str
+    models: tuple[ModelView, ...]
+
+
+class CardView(Response):
+    """The card and its memory at one moment."""
+
+    kind: CardKind
+    name: str
+    uuid: str
+    driver_version: str | None
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    reserved_by_driver_bytes: int | None
+    reserved_by_us_bytes: int
+    available_bytes: int | None
+    problem: dict[str, Any] | None = None
+
+
+class EngineView(Response):
+    """The engine that the next load would use."""
+
+    server: str
+    source: str
+    locked: bool
+    version: str | None
+    backend: Backend | None
+    devices: tuple[str, ...]
+    problem: dict[str, Any] | None = None
+
+
+class Status(Response):
+    """Answer of ``GET /v1/status``."""
+
+    version: str
+    pid: int
+    started: str
+    systemd_version: str
+    card: CardView
+    engine: EngineView | None
+    engine_problem: dict[str, Any] | None = None
+    models_dir: str
+    config_file: str
+    instances: tuple[InstanceView, ...]
+
+
+class EventKind(enum.StrEnum):
+    """What an event tells; clients must ignore kinds they do not know."""
+
+    STATE = "state"  # an instance changed its state
+    PROGRESS = "progress"  # a load advanced
+    REFUSED = "refused"  # a load was refused
+    SETTINGS = "settings"  # settings were read again, or kept after a bad reload
+    RECONCILED = "reconciled"  # the units were listed anew
+
+
+class Event(Response):
+    """One line of ``GET /v1/events``."""
+
+    seq: int
+    at: str
+    kind: EventKind
+    model: str | None = None
+    run: str | None = None
+    state: InstanceState | None = None
+    previous: InstanceState | None = None
+    message: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+class LoadLineKind(enum.StrEnum):
+    """Kinds of line in the stream of a load; the last one is READY or FAILED."""
+
+    ADMITTED = "admitted"
+    JOINED = "joined"  # another load of the same model was under way
+    STATE = "state"
+    PROGRESS = "progress"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class LoadLine(Response):
+    """One line of the NDJSON stream of ``POST /v1/load``."""
+
+    kind: LoadLineKind
+    elapsed_s: float
+    token: str
+    state: InstanceState | None = None
+    plan: PlanView | None = None
+    resident_bytes: int | None = Field(None, description="memory the engine holds so far")
+    expected_bytes: int | None = Field(None, description="memory it is expected to hold")
+    instance: InstanceView | None = None
+    problem: dict[str, Any] | None = None
+
+
+class Unloaded(Response):
+    """Answer of ``POST /v1/unload``."""
+
+    name: str
+    run: str
+    released_bytes: int
+    elapsed_s: float
+
+
+class Cancelled(Response):
+    """Answer of ``POST /v1/cancel``."""
+
+    token: str
+    stopped: bool = Field(description="False when others wait for the same load, which goes on for them")
+
+
+class LogLine(Response):
+    """One line of ``GET /v1/instances/{name}/logs``."""
+
+    at: str
+    message: str
+
+
+class Version(Response):
+    """Answer of ``GET /v1/version``."""
+
+    version: str
+    api: Literal["v1"] = "v1"
