@@ -1,8 +1,8 @@
 """The error taxonomy: every failure a person or a program can meet, defined once.
 
-A failure has a stable code, an HTTP status, a D-Bus error name and an exit status; all surfaces render the same
-:class:`LlmError`. The message says what happened and why, the hint says what to do next, the details are structured
-and JSON-serialisable. Texts may change between releases, codes may not.
+A failure has a stable code, an HTTP status, a D-Bus error name and an exit status; all surfaces render the
+same :class:`LlmError`. The message says what happened and why, the hint what to do next, the details are
+structured and JSON-serialisable. Texts may change between releases, codes may not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DBUS_ERROR_PREFIX = "org.lllm3090.Error."
 
 
 class ExitStatus(enum.IntEnum):
-    """Exit statuses of ``lllm3090ctl`` and ``lllm3090d``; documented in ``docs/reference/exit-statuses.md``."""
+    """Exit statuses of ``lllm3090ctl`` and ``lllm3090d``; see ``docs/reference/exit-statuses.md``."""
 
     OK = 0
     FAILURE = 1  # something went wrong inside; the message says what
@@ -154,7 +154,7 @@ class LlmError(Exception):
         return KINDS[self.code]
 
     def problem(self) -> dict[str, Any]:
-        """The RFC 9457 problem document, with our code, exit status, hint and details as extension members."""
+        """The RFC 9457 problem document; our code, exit status, hint and details are extension members."""
         kind = self.kind
         document: dict[str, Any] = {
             "type": PROBLEM_TYPE_PREFIX + self.code,

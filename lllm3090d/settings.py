@@ -1,6 +1,6 @@
 """Every setting: unit, default, environment variable, meaning. Read once at start and again on reload.
 
-Order of precedence: environment (``LLLM3090_`` and the key in capitals), then ``config.toml``, then the default.
+Precedence: environment (``LLLM3090_`` and the key in capitals), then ``config.toml``, then the default.
 An unknown key or a bad value is an error that names the file, the key and what is allowed.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.planner import CacheType
@@ -56,13 +56,19 @@ def runtime_base() -> Path:
 
 
 def _xdg(variable: str, fallback: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / fallback)
+    # The XDG specification has relative paths ignored.
+    chosen = Path(os.environ.get(variable, ""))
+    return chosen if chosen.is_absolute() else Path.home() / fallback
 
 
 def default_config_file() -> Path:
     """``$LLLM3090_CONFIG``, else ``config.toml`` in ``lllm3090`` below the XDG configuration directory."""
     chosen = os.environ.get(ENVIRONMENT_PREFIX + "CONFIG")
-    return Path(chosen).expanduser() if chosen else _xdg("XDG_CONFIG_HOME", ".config") / "lllm3090" / "config.toml"
+    return (
+        Path(chosen).expanduser()
+        if chosen
+        else _xdg("XDG_CONFIG_HOME", ".config") / "lllm3090" / "config.toml"
+    )
 
 
 Mib = Annotated[int, Field(ge=0, le=1 << 30)]
@@ -87,7 +93,7 @@ class Settings(BaseModel):
     )
     llama_dir: Path = Field(
         default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share") / "lllm3090" / "llama.cpp",
-        description="directory with the llama-server to use; set in the environment it outranks every other choice",
+        description="directory with the llama-server to use; set in the environment it outranks all else",
     )
     engines_dir: Path = Field(
         default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share") / "lllm3090" / "engines",
@@ -96,46 +102,70 @@ class Settings(BaseModel):
     aliases: Mapping[str, str] = Field(
         default_factory=dict, description="short names: alias = name of a model below models_dir"
     )
-    card: CardChoice = Field(CardChoice.AUTO, description="which memory is managed")
-    desktop: Desktop = Field(Desktop.AUTO, description="whether a desktop session is counted on the card")
+    card: CardChoice = Field(default=CardChoice.AUTO, description="which memory is managed")
+    desktop: Desktop = Field(
+        default=Desktop.AUTO, description="whether a desktop session is counted on the card"
+    )
     driver_reserve_mib: Mib = Field(
-        512, description="MiB the driver keeps, used only where the card does not tell; measured 451 on an RTX 3090"
+        default=512,
+        description="MiB the driver keeps, where the card does not tell; measured 451 on an RTX 3090",
     )
     desktop_reserve_mib: Mib = Field(
-        2400, description="MiB kept for the compositor and browser of an active desktop"
+        default=2400, description="MiB kept for the compositor and browser of an active desktop"
     )
     workspace_reserve_mib: Mib = Field(
-        1024, description="least MiB for compute buffers and runtime of an engine on a card"
+        default=1024, description="least MiB for compute buffers and runtime of an engine on a card"
     )
-    cache_type: CacheType = Field(CacheType.Q8_0, description="type of the KV cache where nobody asks for another")
+    cache_type: CacheType = Field(
+        default=CacheType.Q8_0, description="type of the KV cache unless another is asked for"
+    )
     micro_batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
-        512, description="tokens computed at once (-ub)"
+        default=512, description="tokens computed at once (-ub)"
     )
-    batch_tokens: Annotated[int, Field(ge=32, le=65536)] = Field(2048, description="tokens accepted at once (-b)")
+    batch_tokens: Annotated[int, Field(ge=32, le=65536)] = Field(
+        default=2048, description="tokens accepted at once (-b)"
+    )
     context_checkpoints: Annotated[int, Field(ge=0, le=256)] = Field(
-        8, description="context checkpoints of one slot in host memory (--ctx-checkpoints)"
+        default=8, description="context checkpoints of one slot in host memory (--ctx-checkpoints)"
     )
-    prompt_cache_mib: Mib = Field(1024, description="MiB of host memory for finished prompts (--cache-ram)")
+    prompt_cache_mib: Mib = Field(
+        default=1024, description="MiB of host memory for finished prompts (--cache-ram)"
+    )
     load_timeout_s: Seconds = Field(
-        600.0, description="seconds without progress after which a load is given up"
+        default=600.0, description="seconds without progress after which a load is given up"
     )
-    stop_timeout_s: Seconds = Field(15.0, description="seconds from SIGTERM to SIGKILL when a model is unloaded")
+    stop_timeout_s: Seconds = Field(
+        default=15.0, description="seconds from SIGTERM to SIGKILL when a model is unloaded"
+    )
     release_timeout_s: Seconds = Field(
-        10.0, description="seconds to wait for the card to show the memory of a stopped model as free"
+        default=10.0,
+        description="seconds to wait for the card to show the memory of a stopped model as free",
     )
-    stop_models_on_exit: bool = Field(False, description="stop the models when the daemon is stopped")
-    log_level: LogLevel = Field(LogLevel.INFO, description="least severe level that is logged")
+    stop_models_on_exit: bool = Field(
+        default=False, description="stop the models when the daemon is stopped"
+    )
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="least severe level that is logged")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name and setting_kind(info.field_name) != "flag":
+            raise ValueError("true and false are for flags only")
+        return value
 
     @field_validator("models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir", mode="after")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
-        expanded = path.expanduser()
+        try:
+            expanded = path.expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{path.parts[0]} has no home directory") from error
         if not expanded.is_absolute():
             raise ValueError("must be an absolute path (or begin with ~)")
         return expanded
 
     llama_dir_from_env: Annotated[bool, Field(exclude=True)] = Field(
-        False, description="internal: llama_dir comes from the environment, so the choice is locked"
+        default=False, description="internal: llama_dir comes from the environment, so the choice is locked"
     )
 
     @property
@@ -174,7 +204,9 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        problems = [_problem(item, origin) for item in error.errors(include_url=False, include_context=False)]
+        problems = [
+            _problem(item, origin) for item in error.errors(include_url=False, include_context=False)
+        ]
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             "; ".join(problems),
@@ -255,7 +287,7 @@ def _unknown_key(key: str, where: str, known: tuple[str, ...]) -> str:
 
 def _problem(item: Any, origin: Mapping[str, str]) -> str:
     key = str(item["loc"][0]) if item["loc"] else ""
-    where = origin.get(key, key)
+    where = ".".join([origin.get(key, key), *map(str, item["loc"][1:])])
     return f"{where} = {item.get('input')!r} is not valid: {item['msg']}"
 
 

@@ -1,7 +1,7 @@
 """The wire models: requests, responses and events of every surface, described once.
 
-Sizes are bytes, times are seconds; ``at`` is a wall-clock time in UTC (RFC 3339). New optional fields may appear in
-any release; nothing is removed or renamed within ``/v1``. Requests reject unknown fields.
+Sizes are bytes, times are seconds; ``at`` is a wall-clock time in UTC (RFC 3339). New optional fields may
+appear in any release; nothing is removed or renamed within ``/v1``. Requests reject unknown fields.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PlanOptions(Request):
     """What may be asked of a plan; left out means: the planner decides."""
 
     model: Name = Field(description="name, alias, or unambiguous parts of a name")
-    context_tokens: Tokens | None = Field(None, description="total context of all slots")
-    parallel: Slots | None = Field(None, description="slots, conversations served at once")
-    cache_type: CacheType | None = Field(None, description="type of K and V of the cache")
+    context_tokens: Tokens | None = Field(default=None, description="total context of all slots")
+    parallel: Slots | None = Field(default=None, description="slots, conversations served at once")
+    cache_type: CacheType | None = Field(default=None, description="type of K and V of the cache")
 
 
 class PlanBody(PlanOptions):
@@ -51,7 +51,7 @@ class PlanBody(PlanOptions):
 class LoadBody(PlanOptions):
     """Body of ``POST /v1/load``."""
 
-    token: Token | None = Field(None, description="chosen by the client, to cancel this load by it")
+    token: Token | None = Field(default=None, description="chosen by the client, to cancel this load by it")
 
 
 class UnloadBody(Request):
@@ -115,8 +115,8 @@ class InstanceView(Response):
     state: InstanceState
     since: str = Field(description="time of the last change of state")
     unit: str
-    invocation_id: str | None
-    main_pid: int | None
+    invocation_id: str | None = None
+    main_pid: int | None = None
     endpoint: str = Field(description="Unix socket of the engine's HTTP API")
     path: str
     context_tokens: int
@@ -125,10 +125,10 @@ class InstanceView(Response):
     cache_type_k: CacheType
     cache_type_v: CacheType
     reserved_bytes: int
-    measured_bytes: int | None
+    measured_bytes: int | None = None
     engine_version: str
     adopted: bool = Field(description="found running when the daemon started")
-    failure: dict[str, Any] | None = Field(None, description="problem document of a failed instance")
+    failure: dict[str, Any] | None = Field(default=None, description="problem document of a failed instance")
 
 
 class Instances(Response):
@@ -148,8 +148,8 @@ class ModelView(Response):
     architecture: str | None
     quantisation: str | None
     trained_context_tokens: int | None
-    state: InstanceState | None = Field(None, description="state of its instance, if any")
-    problem: dict[str, Any] | None = Field(None, description="why it cannot be loaded")
+    state: InstanceState | None = Field(default=None, description="state of its instance, if any")
+    problem: dict[str, Any] | None = Field(default=None, description="why it cannot be loaded")
 
 
 class Models(Response):
@@ -245,8 +245,8 @@ class LoadLine(Response):
     token: str
     state: InstanceState | None = None
     plan: PlanView | None = None
-    resident_bytes: int | None = Field(None, description="memory the engine holds so far")
-    expected_bytes: int | None = Field(None, description="memory it is expected to hold")
+    resident_bytes: int | None = Field(default=None, description="memory the engine holds so far")
+    expected_bytes: int | None = Field(default=None, description="memory it is expected to hold")
     instance: InstanceView | None = None
     problem: dict[str, Any] | None = None
 

@@ -45,9 +45,13 @@ class Capabilities:
         flags: every option its ``--help`` offers, with dashes.
         backend: what it computes on.
         devices: names as ``--list-devices`` prints them, e.g. ``CUDA0``.
+        valued_flags: those of ``flags`` that take a value (``-fa`` took none in old builds).
+        variables: environment variables that its ``--help`` says it reads, e.g. ``LLAMA_ARG_MODEL``.
     """
 
     version: str
     flags: frozenset[str]
     backend: Backend
     devices: tuple[str, ...]
+    valued_flags: frozenset[str] = frozenset()
+    variables: frozenset[str] = frozenset()

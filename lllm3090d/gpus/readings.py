@@ -46,10 +46,12 @@ class MemoryReading:
     Attributes:
         taken_monotonic_s: when, on the monotonic clock.
         total_bytes: nameplate.
-        reserved_bytes: what the driver keeps for itself, live; None where it does not tell (never read as 0).
+        reserved_bytes: what the driver keeps for itself, live; None where it does not tell (never read as
+            0).
         used_bytes: used by processes (without the driver's own).
         free_bytes: the driver's own free figure (MemAvailable for host memory).
         processes: who holds memory.
+        processes_known: False where nobody tells who holds memory; ``processes`` may then lack some or all.
     """
 
     taken_monotonic_s: float
@@ -58,6 +60,7 @@ class MemoryReading:
     used_bytes: int
     free_bytes: int
     processes: tuple[CardProcess, ...]
+    processes_known: bool = True
 
 
 class CardReader(Protocol):

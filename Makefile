@@ -1,0 +1,70 @@
+# make          what there is
+# Every target sets up what it needs; a second run finds it in place.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean install uninstall
+
+DEV := packaging/dev
+PY := .venv/bin/python
+USER_MANAGER := $(DEV)/user-manager
+IS_ROOT := $(filter 0,$(shell id -u))
+
+# Data of every measured process, also of daemons in units and of tests that run as another user.
+COVERAGE_DIR := $(CURDIR)/build/coverage
+TEST_ENV := COVERAGE_FILE=$(COVERAGE_DIR)/data COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
+PYTEST := $(TEST_ENV) $(PY) -m coverage run -m pytest
+PYTEST_OPTIONS ?=
+SYSTEM_OPTIONS := -p no:cacheprovider -m system tests/system $(PYTEST_OPTIONS)
+END_TO_END := tests/system/test_end_to_end.py
+
+SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/verify-units .ci/run
+DEV_SCRIPTS := $(DEV)/user-manager
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: ## load a small real model, ask it one question, unload it
+	@$(DEV)/setup.sh demo
+	@$(USER_MANAGER) -- $(PY) $(DEV)/demo.py
+
+test: ## all tests, with real engines and a real systemd --user; shows coverage
+	@$(DEV)/setup.sh test
+	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
+	@echo "== unit and engine tests"
+	@$(PYTEST) -m "unit or engine" $(PYTEST_OPTIONS)
+	@echo "== system tests, in a private systemd --user"
+	@$(TEST_ENV) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS)
+ifneq ($(IS_ROOT),)
+	@echo "== end to end once more, as an ordinary user"
+	@$(TEST_ENV) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(END_TO_END)
+endif
+	@$(TEST_ENV) $(PY) -m coverage combine --quiet $(COVERAGE_DIR)
+	@$(TEST_ENV) $(PY) -m coverage report
+
+lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
+	@$(DEV)/setup.sh venv
+	.venv/bin/ruff check . $(DEV_SCRIPTS)
+	.venv/bin/ruff format --check . $(DEV_SCRIPTS)
+	.venv/bin/mypy
+	MYPYPATH=$(DEV) .venv/bin/mypy --strict --scripts-are-modules $(DEV_SCRIPTS)
+	.venv/bin/mypy --strict $(DEV)/demo.py $(DEV)/build_progress.py
+	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_SCRIPTS); else echo "shellcheck is not there: skipped"; fi
+	$(DEV)/verify-units
+
+bench: ## the measurements in bench/, each printing a table
+	@$(DEV)/setup.sh test
+	@found=$$(find bench -maxdepth 1 -name '*.py' ! -name '_*' | sort); \
+	for file in $$found; do echo "== $$file"; $(USER_MANAGER) --private -- $(PY) $$file; done
+
+install: ## for you alone: ~/.local/share/lllm3090, ~/.local/bin, user units; enables the socket
+	@$(DEV)/install.sh install
+
+uninstall: ## take that away again; models and what was learnt stay
+	@$(DEV)/install.sh uninstall
+
+clean: ## remove what was built and set up here (pip keeps the compiled engine in its own cache)
+	rm -rf .venv .engine .demo build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf lllm3090.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

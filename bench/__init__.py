@@ -1,0 +1,1 @@
+"""Measurements, each runnable alone; they print a table."""

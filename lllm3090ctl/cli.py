@@ -1,0 +1,403 @@
+"""The commands. Each asks the daemon, builds a result, and hands it to the one place that writes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from lllm3090ctl import loading, render
+from lllm3090ctl.client import Client, default_socket_path
+from lllm3090ctl.exits import ExitStatus
+from lllm3090ctl.failures import Failure, as_failure
+from lllm3090ctl.output import Screen
+from lllm3090ctl.progress import display
+from lllm3090ctl.text import clean
+
+DISTRIBUTION = "lllm3090"
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+MOST_CONTEXT_TOKENS = 1 << 28
+MOST_SLOTS = 256
+
+_Function = Callable[..., Any]
+
+
+class Edge(click.Group):
+    """The group of all commands, and the edge of the program: here every ending becomes an exit status."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line and leave the process, with a status of ``docs/reference/exit-statuses.md``."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode, **extra)
+        try:
+            status = super().main(args, prog_name or "lllm3090ctl", complete_var, False, **extra)
+        except click.exceptions.Abort:
+            status = ExitStatus.INTERRUPTED
+        except click.ClickException as error:
+            text = io.StringIO()
+            error.show(text)
+            click.echo(
+                clean(text.getvalue(), keep="\n"), nl=False, err=True
+            )  # it may quote the command line
+            status = error.exit_code
+        except OSError as error:
+            # The client turns its own into failures, so this is the output: a full disk, a closed terminal.
+            # (click itself ends the process quietly with status 1 when a pipe's reader has gone.)
+            _discard_output()
+            click.echo(f"lllm3090ctl: The output cannot be written: {error.strerror or error}", err=True)
+            status = ExitStatus.FAILURE
+        sys.exit(status)
+
+
+def _discard_output() -> None:
+    """Let the interpreter's last flush of stdout succeed, else it complains and changes the exit status."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _command(*, streaming: bool = False) -> Callable[[_Function], _Function]:
+    """Make a function a command's body: add ``--json``, hand it client and screen, write its failures.
+
+    Args:
+        streaming: the JSON of this command is NDJSON.
+    """
+    form = "one JSON document per line (NDJSON)" if streaming else "one JSON document"
+
+    def decorate(function: _Function) -> _Function:
+        @click.option("--json", "as_json", is_flag=True, help=f"Write {form} instead of text.")
+        @click.pass_obj
+        @functools.wraps(function)
+        def run(client: Client, /, *, as_json: bool, **options: Any) -> int:
+            screen = Screen(as_json)
+            try:
+                return int(function(client, screen, **options))
+            except Failure as failure:
+                screen.failure(failure, streaming)
+                return failure.exit_status
+
+        return run
+
+    return decorate
+
+
+def _checked_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """A name that can travel as JSON: not empty, and text."""
+    if not name:
+        raise click.BadParameter("a name cannot be empty.")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{name!r} is not valid UTF-8.") from None
+    return name
+
+
+_name_argument = click.argument("name", callback=_checked_name)
+
+
+def _plan_options(function: _Function) -> _Function:
+    """The options that ``load`` and ``plan`` share."""
+    for option in (
+        click.option(
+            "--cache-type",
+            type=click.Choice(CACHE_TYPES),
+            help="Type of K and V in the KV cache. Smaller types hold more context."
+            " Default: the daemon's setting.",
+        ),
+        click.option(
+            "--parallel",
+            type=click.IntRange(1, MOST_SLOTS),
+            metavar="N",
+            help="Slots: conversations served at the same time. They share the context evenly.",
+        ),
+        click.option(
+            "--context",
+            type=click.IntRange(1, MOST_CONTEXT_TOKENS),
+            metavar="N",
+            help="Context of all slots together, in tokens."
+            " Default: the largest that fits and the model was trained for.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def _plan_body(
+    name: str, context: int | None, parallel: int | None, cache_type: str | None
+) -> dict[str, object]:
+    """The request: what is left out is the planner's choice."""
+    chosen = {"context_tokens": context, "parallel": parallel, "cache_type": cache_type}
+    return {"model": name} | {key: value for key, value in chosen.items() if value is not None}
+
+
+@click.group("lllm3090ctl", cls=Edge, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--socket",
+    "socket_path",
+    metavar="PATH",
+    help="The daemon's control socket. Default: control.sock in $LLLM3090_RUNTIME_DIR,"
+    " else in lllm3090d in $XDG_RUNTIME_DIR.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True, max=86400),
+    metavar="SECONDS",
+    help="How long to wait for an answer. Default: 30; plan and load 120; unload 300."
+    " What follows in a stream may take any time.",
+)
+@click.version_option(package_name=DISTRIBUTION, prog_name="lllm3090ctl", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context, socket_path: str | None, timeout_s: float | None) -> None:
+    """Load and unload models on this computer's graphics card, through the daemon lllm3090d.
+
+    NAME is a model's name, its alias, or any parts of its name that fit only one model: "qwen-27b" finds
+    "Qwen3.8-27B".
+
+    \b
+    A first session:
+      lllm3090ctl models          what is on disk
+      lllm3090ctl plan smollm2    what it would take, line by line
+      lllm3090ctl load smollm2    load it
+      lllm3090ctl ps              what runs, and how much memory it holds
+      lllm3090ctl unload smollm2  give the memory back
+    """
+    if socket_path == "":
+        raise click.BadParameter("a path cannot be empty.", param_hint="--socket")
+    command = "lllm3090ctl"
+    if socket_path is not None:
+        import shlex  # noqa: PLC0415 - rarely needed
+
+        command += f" --socket {shlex.quote(socket_path)}"
+    context.obj = Client(socket_path or default_socket_path(), timeout_s, command)
+
+
+@cli.command()
+@_name_argument
+@_plan_options
+@click.option(
+    "--cancel-on-interrupt",
+    is_flag=True,
+    help="Ctrl-C (or SIGTERM) aborts the load. Without this the daemon goes on with it.",
+)
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Write nothing unless it fails; with --json only the last line."
+)
+@_command(streaming=True)
+def load(
+    client: Client,
+    screen: Screen,
+    *,
+    name: str,
+    context: int | None,
+    parallel: int | None,
+    cache_type: str | None,
+    cancel_on_interrupt: bool,
+    quiet: bool,
+) -> int:
+    """Load a model and wait until it answers.
+
+    The daemon plans the largest context that fits, refuses what would not fit before anything starts, and
+    shows the progress. The last line names the Unix socket on which the model answers.
+
+    \b
+    Examples:
+      lllm3090ctl load smollm2
+      lllm3090ctl load qwen-27b --context 32768 --parallel 2 --cache-type q8_0
+    """
+    body = _plan_body(name, context, parallel, cache_type) | {"token": loading.new_token()}
+    with display(name, screen, quiet) as shown:
+        last = loading.load(client, body, shown, cancel_on_interrupt)
+    if last.text("kind") == "failed":
+        failure = as_failure(last.child("problem").members)
+        if not screen.as_json:  # the stream's last line has said it
+            raise failure
+        return failure.exit_status
+    if not (quiet or screen.as_json):
+        screen.result(last.members, render.loaded(last))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@_command()
+def unload(client: Client, screen: Screen, name: str) -> int:
+    """Stop a model and wait until its memory is free again.
+
+    \b
+    Example:
+      lllm3090ctl unload smollm2
+    """
+    answer = client.unload(name)
+    screen.result(answer.members, render.unloaded(answer))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_command()
+def ps(client: Client, screen: Screen) -> int:
+    """List the models that run, with the memory they hold.
+
+    RESERVED is what the plan set aside for a model, MEASURED what it was seen to take.
+
+    \b
+    Example:
+      lllm3090ctl ps
+    """
+    listing = client.instances()
+    screen.result(listing.members, render.instances(listing))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_command()
+def models(client: Client, screen: Screen) -> int:
+    """List the models on disk, and why some cannot be loaded.
+
+    CONTEXT is the number of tokens a model was trained for.
+
+    \b
+    Example:
+      lllm3090ctl models
+    """
+    listing = client.models()
+    screen.result(listing.members, render.models(listing))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@_plan_options
+@_command()
+def plan(
+    client: Client,
+    screen: Screen,
+    *,
+    name: str,
+    context: int | None,
+    parallel: int | None,
+    cache_type: str | None,
+) -> int:
+    """Show what loading a model would take, without loading it.
+
+    The price line by line, what the card can give, whether it fits (exit status 5 if not), and the command
+    line of the engine.
+
+    \b
+    Examples:
+      lllm3090ctl plan smollm2
+      lllm3090ctl plan qwen-27b --context 131072 --cache-type q4_0
+    """
+    view = client.plan(_plan_body(name, context, parallel, cache_type))
+    screen.result(view.members, render.plan(view))
+    return ExitStatus.OK if view.truth("fits") else ExitStatus.REFUSED
+
+
+@cli.command()
+@_command()
+def status(client: Client, screen: Screen) -> int:
+    """Show the daemon, the card, the engine, and what runs.
+
+    \b
+    Example:
+      lllm3090ctl status
+    """
+    view = client.status()
+    screen.result(view.members, render.status(view, client.path))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with new lines until the model is unloaded, or Ctrl-C."
+)
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0, 1_000_000),
+    default=100,
+    show_default=True,
+    metavar="LINES",
+    help="How many of the last lines to begin with.",
+)
+@_command(streaming=True)
+def logs(client: Client, screen: Screen, name: str, follow: bool, lines: int) -> int:
+    """Show what a model's engine wrote to the journal.
+
+    \b
+    Examples:
+      lllm3090ctl logs smollm2 -n 20
+      lllm3090ctl logs smollm2 --follow
+    """
+    with client.logs(name, lines, follow) as stream:
+        for line in stream:
+            screen.line(line.members, render.log_line(line))
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.option(
+    "--since",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="SEQ",
+    help="Only events after this number. Default: all that the daemon remembers.",
+)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with new events until the daemon stops, or Ctrl-C."
+)
+@_command(streaming=True)
+def events(client: Client, screen: Screen, since: int, follow: bool) -> int:
+    """Show what happened: changes of state, progress, refusals.
+
+    \b
+    Examples:
+      lllm3090ctl events
+      lllm3090ctl events --since 120 --follow --json
+    """
+    with client.events(since, follow) as stream:
+        for line in stream:
+            screen.line(line.members, render.event(line))
+    if follow:
+        raise client.lost()
+    return ExitStatus.OK
+
+
+@cli.command()
+@_command()
+def version(client: Client, screen: Screen) -> int:
+    """Show the versions of this program and of the daemon.
+
+    \b
+    Example:
+      lllm3090ctl version
+    """
+    from importlib.metadata import version as installed_version  # noqa: PLC0415 - slow, and only needed here
+
+    own = installed_version(DISTRIBUTION)
+    document: dict[str, Mapping[str, object] | None] = {"lllm3090ctl": {"version": own}, "lllm3090d": None}
+    try:
+        daemon = client.version()
+    except Failure as failure:
+        if screen.as_json:
+            document["problem"] = failure.problem
+            screen.result(document, [])
+            return failure.exit_status
+        screen.result(document, render.version(own, None))
+        raise
+    document["lllm3090d"] = daemon.members
+    screen.result(document, render.version(own, daemon))
+    return ExitStatus.OK

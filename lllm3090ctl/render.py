@@ -1,0 +1,377 @@
+"""Documents of the wire as text for a person: lines and tables. Pure; :mod:`output` writes them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from lllm3090ctl.documents import Document
+from lllm3090ctl.failures import Failure
+from lllm3090ctl.text import Block, Column, Table, align, clean, mib, mib_up, pairs, size
+
+ON_CARD = "card"
+MOST_LISTED = 40
+
+
+def plan(view: Document) -> list[Block]:
+    """The ledger of a plan: price, budget, verdict, command line."""
+    card_bytes, available_bytes = view.whole("card_bytes"), view.whole("available_bytes")
+    price = [
+        *_item_rows(view.children("items")),
+        ("sum on the card", mib(card_bytes), "", "", ""),
+        ("sum in host memory", mib(view.whole("host_bytes")), "", "", ""),
+    ]
+    return [
+        pairs(
+            [
+                ("model", clean(view.text("model"))),
+                ("kind", clean(f"{view.text('architecture')}, {view.text('quantisation')}")),
+                ("file", clean(view.text("path"))),
+                ("context", _context(view)),
+                ("limited by", clean(view.text("capped_by"))),
+            ]
+        ),
+        "",
+        Table(ITEM_COLUMNS, tuple(price)),
+        "",
+        Table(BUDGET_COLUMNS, tuple(_budget_rows(view.children("budget"), available_bytes))),
+        "",
+        _verdict(view.truth("fits"), card_bytes, available_bytes),
+        "",
+        "The engine's command line:",
+        clean(shlex.join(view.texts("argv"))),
+    ]
+
+
+def instances(listing: Document) -> list[Block]:
+    """What ``ps`` shows."""
+    views = listing.children("instances")
+    if not views:
+        return ["No model is loaded. See what there is: lllm3090ctl models; load one: lllm3090ctl load NAME"]
+    return [_instance_table(views), *_instance_failures(views)]
+
+
+def models(listing: Document) -> list[Block]:
+    """What ``models`` shows: the checkpoints, then why some of them cannot be loaded."""
+    directory = clean(listing.text("models_dir"))
+    views = listing.children("models")
+    if not views:
+        return [
+            f"There are no models in {directory}.",
+            "Put each model into a directory of its own there: " + f"{directory}/NAME/NAME.gguf",
+        ]
+    columns = (
+        Column("NAME"),
+        Column("SIZE", right=True),
+        Column("ARCH"),
+        Column("QUANT"),
+        Column("CONTEXT", right=True),
+        Column("STATE"),
+    )
+    rows = []
+    notes: list[Block] = []
+    for view in views:
+        problem = view.maybe_child("problem")
+        rows.append(
+            (
+                clean(view.text("name")),
+                size(view.whole("size_bytes")),
+                clean(view.maybe_text("architecture") or "-"),
+                clean(view.maybe_text("quantisation") or "-"),
+                str(view.maybe_whole("trained_context_tokens") or "-"),
+                clean(view.maybe_text("state") or ("unusable" if problem else "-")),
+            )
+        )
+        if problem:
+            notes.append(f"{clean(view.text('name'))}: {_problem_line(problem)}")
+    return [Table(columns, tuple(rows)), *notes]
+
+
+def status(view: Document, socket_path: str) -> list[Block]:
+    """What ``status`` shows; lines only, so that nothing has to be imported to draw it."""
+    card = view.child("card")
+    rows = [
+        (
+            "daemon",
+            clean(f"{view.text('version')}, pid {view.whole('pid')}, since {view.text('started')}")
+            + clean(f", systemd {view.text('systemd_version')}"),
+        ),
+        ("socket", clean(socket_path)),
+        ("settings", clean(view.text("config_file"))),
+        ("models in", clean(view.text("models_dir"))),
+        ("card", _card_name(card)),
+        ("memory", _card_memory(card)),
+        ("engine", _engine(view)),
+    ]
+    lines: list[Block] = [pairs([row for row in rows if row[1]])]
+    for owner, problem in (
+        ("card", card.maybe_child("problem")),
+        ("engine", view.maybe_child("engine_problem")),
+        ("engine", _engine_problem(view)),
+    ):
+        if problem:
+            lines.append(f"{owner}: {_problem_line(problem)}")
+    views = view.children("instances")
+    lines.append("")
+    lines.append(align(_instance_table(views)) if views else "No model is loaded.")
+    return [*lines, *_instance_failures(views)]
+
+
+def version(client_version: str, daemon: Document | None) -> list[Block]:
+    """What ``version`` shows; the daemon's line is missing when it does not answer."""
+    rows = [("lllm3090ctl", clean(client_version))]
+    if daemon:
+        rows.append(("lllm3090d", clean(f"{daemon.text('version')} (api {daemon.text('api')})")))
+    return [pairs(rows)]
+
+
+def unloaded(answer: Document) -> list[Block]:
+    """What ``unload`` shows."""
+    return [
+        f"{clean(answer.text('name'))} is unloaded: {mib(answer.whole('released_bytes'))} MiB released"
+        f" in {answer.real('elapsed_s'):.1f} s"
+    ]
+
+
+def loaded(line: Document) -> list[Block]:
+    """The last line of a successful load."""
+    view = line.child("instance")
+    measured = view.maybe_whole("measured_bytes")
+    return [
+        f"{clean(view.text('name'))} is ready after {line.real('elapsed_s'):.1f} s:"
+        f" context {_context(view)};"
+        f" reserved {mib(view.whole('reserved_bytes'))} MiB,"
+        f" measured {f'{mib(measured)} MiB' if measured is not None else 'nothing yet'};"
+        f" endpoint {clean(view.text('endpoint'))}"
+    ]
+
+
+def admitted(line: Document, name: str) -> str:
+    """The line that a load was admitted, with what it will hold."""
+    view = line.maybe_child("plan")
+    if view is None:
+        return f"{clean(name)}: admitted"
+    return (
+        f"{clean(view.text('model'))}: admitted, context {_context(view)};"
+        f" {mib(view.whole('card_bytes'))} of {mib(view.whole('available_bytes'))} MiB"
+    )
+
+
+def event(line: Document) -> str:
+    """One event."""
+    state, previous = line.maybe_text("state"), line.maybe_text("previous")
+    parts = (
+        str(line.whole("seq")),
+        line.text("at"),
+        line.text("kind"),
+        line.maybe_text("model") or "",
+        f"{previous} -> {state}" if previous and state else state or "",
+        line.maybe_text("message") or "",
+    )
+    return "  ".join(clean(part) for part in parts if part)
+
+
+def log_line(line: Document) -> str:
+    """One line of an engine's log."""
+    return f"{clean(line.text('at'))}  {clean(line.text('message'), keep=chr(9))}"
+
+
+def failure(problem: Document) -> list[Block]:
+    """A failure: what and why, the arithmetic if it is about memory, what else is known, what to do next.
+
+    Never fails itself: parts that are misshapen are left out.
+    """
+    blocks: list[Block] = [_problem_text(problem)]
+    try:
+        details = problem.maybe_child("details")
+        if details:
+            blocks += _ledger(details) + _listings(details)
+    except Failure:
+        # The daemon is of another version; what can be read without the details is still worth showing.
+        blocks = [_problem_text(problem)]
+    hint = problem.members.get("hint")
+    if isinstance(hint, str):
+        blocks += [""] if len(blocks) > 1 else []
+        blocks += [
+            f"Hint: {clean(line)}" if i == 0 else f"      {clean(line)}"
+            for i, line in enumerate(hint.splitlines())
+        ]
+    return blocks
+
+
+ITEM_COLUMNS = (
+    Column("ITEM"),
+    Column("MIB", right=True),
+    Column("PLACE"),
+    Column("EVIDENCE"),
+    Column("FORMULA"),
+)
+BUDGET_COLUMNS = (Column("BUDGET"), Column("MIB", right=True), Column("ORIGIN"))
+
+
+def _item_rows(items: Sequence[Document]) -> list[tuple[str, ...]]:
+    return [
+        (
+            clean(item.text("name")),
+            mib(item.whole("bytes")),
+            clean(item.text("place")),
+            clean(item.text("evidence")),
+            clean(item.text("formula")),
+        )
+        for item in items
+    ]
+
+
+def _budget_rows(lines: Sequence[Document], available_bytes: int) -> list[tuple[str, ...]]:
+    rows = [
+        (clean(line.text("name")), _signed(line.whole("bytes")), clean(line.text("origin")))
+        for line in lines
+    ]
+    return [*rows, ("available", mib(available_bytes), "")]
+
+
+def _signed(size_bytes: int) -> str:
+    return f"+{mib(size_bytes)}" if size_bytes > 0 else mib(size_bytes)
+
+
+def _verdict(fits: bool, card_bytes: int, available_bytes: int) -> str:
+    if fits:
+        return f"It fits, with {mib(available_bytes - card_bytes)} MiB to spare."
+    if card_bytes > available_bytes:
+        return f"It does not fit: {mib_up(card_bytes - available_bytes)} MiB are missing."
+    return "It does not fit."
+
+
+def _ledger(details: Document) -> list[Block]:
+    """Needed, available and missing, when the details carry the items or the budget of a plan."""
+    if not details.has("items") and not details.has("budget"):
+        return []
+    blocks: list[Block] = []
+    needed = details.maybe_whole("card_bytes")
+    if details.has("items"):
+        items = details.children("items")
+        needed = sum(item.whole("bytes") for item in items if item.text("place") == ON_CARD)
+        blocks += [
+            "",
+            Table(ITEM_COLUMNS, (*_item_rows(items), ("sum on the card", mib(needed), "", "", ""))),
+        ]
+    available = details.maybe_whole("available_bytes")
+    if details.has("budget"):
+        budget = details.children("budget")
+        if available is None:
+            available = sum(line.whole("bytes") for line in budget)
+        blocks += ["", Table(BUDGET_COLUMNS, tuple(_budget_rows(budget, available)))]
+    if needed is not None and available is not None:
+        rows = [("needed", mib(needed)), ("available", mib(available))]
+        if needed > available:
+            rows.append(("missing", mib_up(needed - available)))
+        width = max(len(figure) for _, figure in rows)
+        blocks += ["", pairs([(label, f"{figure.rjust(width)} MiB") for label, figure in rows])]
+    return blocks
+
+
+def _listings(details: Document) -> list[Block]:
+    """Details that are lists of strings: candidates of an ambiguous name, the engine's last lines, etc."""
+    blocks: list[Block] = []
+    for key, value in details.members.items():
+        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            blocks.append(f"{clean(key).replace('_', ' ')}:")
+            blocks += [f"  {clean(each, keep=chr(9))}" for each in value[-MOST_LISTED:]]
+    return blocks
+
+
+def _problem_text(problem: Document) -> str:
+    """Title and detail."""
+    parts = [
+        value for key in ("title", "detail") if isinstance(value := problem.members.get(key), str) and value
+    ]
+    return clean(": ".join(parts), keep="\n") or "unknown failure"
+
+
+def _problem_line(problem: Document) -> str:
+    """Title, detail and hint in one line, for a failure among others."""
+    hint = problem.members.get("hint")
+    return clean(_problem_text(problem) + (f" Hint: {hint}" if isinstance(hint, str) else ""))
+
+
+def _context(view: Document) -> str:
+    slots = view.whole("parallel")
+    shape = "1 slot" if slots == 1 else f"{slots} slots of {view.whole('window_tokens')}"
+    key, value = view.text("cache_type_k"), view.text("cache_type_v")
+    cache = key if key == value else f"{key}/{value}"
+    trained = view.maybe_whole("trained_context_tokens")
+    suffix = f", trained for {trained}" if trained is not None else ""
+    return clean(f"{view.whole('context_tokens')} tokens ({shape}, {cache} cache{suffix})")
+
+
+def _instance_table(views: Sequence[Document]) -> Table:
+    columns = (
+        Column("NAME"),
+        Column("STATE"),
+        Column("CONTEXT", right=True),
+        Column("SLOTS", right=True),
+        Column("RESERVED", right=True),
+        Column("MEASURED", right=True),
+        Column("PID", right=True),
+        Column("UNIT"),
+    )
+    rows = []
+    for view in views:
+        measured = view.maybe_whole("measured_bytes")
+        rows.append(
+            (
+                clean(view.text("name")),
+                clean(view.text("state")),
+                str(view.whole("context_tokens")),
+                str(view.whole("parallel")),
+                f"{mib(view.whole('reserved_bytes'))} MiB",
+                f"{mib(measured)} MiB" if measured is not None else "-",
+                str(view.maybe_whole("main_pid") or "-"),
+                clean(view.text("unit")),
+            )
+        )
+    return Table(columns, tuple(rows))
+
+
+def _instance_failures(views: Sequence[Document]) -> list[Block]:
+    return [
+        f"{clean(view.text('name'))}: {_problem_line(problem)}"
+        for view in views
+        if (problem := view.maybe_child("failure"))
+    ]
+
+
+def _card_name(card: Document) -> str:
+    driver = card.maybe_text("driver_version")
+    return clean(card.text("name") + (f" (driver {driver})" if driver else ""))
+
+
+def _card_memory(card: Document) -> str:
+    """The figures in MiB; what the driver does not tell is left out, never shown as 0."""
+    figures = (
+        ("total", card.maybe_whole("total_bytes")),
+        ("used", card.maybe_whole("used_bytes")),
+        ("free", card.maybe_whole("free_bytes")),
+        ("kept by the driver", card.maybe_whole("reserved_by_driver_bytes")),
+        ("reserved for models", card.whole("reserved_by_us_bytes")),
+        ("available", card.maybe_whole("available_bytes")),
+    )
+    return "MiB: " + ", ".join(f"{label} {mib(figure)}" for label, figure in figures if figure is not None)
+
+
+def _engine(view: Document) -> str:
+    engine = view.maybe_child("engine")
+    if engine is None:
+        return "none"
+    facts = [
+        engine.maybe_text("version") or "version unknown",
+        engine.maybe_text("backend") or "backend unknown",
+    ]
+    facts += engine.texts("devices")
+    facts.append(f"from {engine.text('source')}" + (", locked" if engine.truth("locked") else ""))
+    return clean(f"{engine.text('server')} ({'; '.join(facts)})")
+
+
+def _engine_problem(view: Document) -> Document | None:
+    engine = view.maybe_child("engine")
+    return engine.maybe_child("problem") if engine else None

@@ -1,0 +1,83 @@
+"""Text for a terminal: control characters made visible, sizes, aligned columns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MIB = 1 << 20
+GIB = 1 << 30
+GAP = "  "
+
+
+class Column(NamedTuple):
+    """A column of a table; numbers are aligned to the right."""
+
+    title: str
+    right: bool = False
+
+
+class Table(NamedTuple):
+    """Rows of cells below titled columns; every row has a cell for each column, already clean."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+Block = str | Table
+
+
+def clean(text: str, keep: str = "") -> str:
+    """Make what could steer a terminal visible.
+
+    Control and format characters (escape sequences, text direction, line separators) and lone surrogates are
+    written as Python escapes. Text comes from file names, engines and journals, so nobody vouches for it.
+
+    Args:
+        text: anything.
+        keep: characters to leave, such as a tab or line feed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def mib(size_bytes: int) -> str:
+    """A size in MiB with one decimal, without the unit."""
+    return f"{size_bytes / MIB:,.1f}"
+
+
+def mib_up(size_bytes: int) -> str:
+    """Like :func:`mib`, rounded up: what is missing is never shown as 0.0."""
+    tenths = -(-size_bytes * 10 // MIB)
+    return f"{tenths / 10:,.1f}"
+
+
+def size(size_bytes: int) -> str:
+    """A size with its unit: GiB from one GiB on, else MiB."""
+    return f"{size_bytes / GIB:,.1f} GiB" if size_bytes >= GIB else f"{mib(size_bytes)} MiB"
+
+
+def align(table: Table) -> str:
+    """The table as lines with aligned columns, without a trailing line feed."""
+    rows = (tuple(column.title for column in table.columns), *table.rows)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(row, widths, table.columns, strict=True)
+        )
+        lines.append(GAP.join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> str:
+    """Labels and values in two aligned columns, without a trailing line feed."""
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label.ljust(width)}{GAP}{value}" for label, value in rows)

@@ -1,0 +1,141 @@
+"""Start-up: settings, then parts, then run until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lllm3090d import log as logging_set_up
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.settings import Settings, default_config_file, load_settings
+from lllm3090d.version import VERSION
+
+if TYPE_CHECKING:
+    from lllm3090d.serving.daemon import Daemon
+
+log = logging.getLogger("lllm3090d")
+
+SHUTDOWN_TIMEOUT_S = 3.0
+
+
+def main() -> None:
+    """Entry of the console script."""
+    parser = argparse.ArgumentParser(
+        prog="lllm3090d",
+        description="The daemon that owns the graphics card. Usually started by: systemctl --user start lllm3090d",
+        epilog="Settings: ~/.config/lllm3090/config.toml and LLLM3090_* variables, see docs/reference/settings.md.",
+    )
+    parser.add_argument("--version", action="version", version=f"lllm3090d {VERSION}")
+    parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="settings file to read")
+    parser.add_argument("--check", action="store_true", help="read the settings, say what is wrong, and end")
+    arguments = parser.parse_args()
+    config_file = arguments.config or default_config_file()
+    try:
+        settings = load_settings(config_file)
+        if arguments.check:
+            sys.stdout.write(f"{config_file}: settings are valid\n")
+            return
+        logging_set_up.set_up(settings.log_level)
+        asyncio.run(run(settings, config_file))
+    except LlmError as error:
+        hint = f"\n  {error.hint}" if error.hint else ""
+        sys.stderr.write(f"lllm3090d: {error.message}{hint}\n")
+        sys.exit(int(error.kind.exit_status))
+
+
+async def run(settings: Settings, config_file: Path) -> None:
+    """Acquire everything, announce, serve, and give it back in reverse order.
+
+    Raises:
+        LlmError: a part could not be acquired, or was lost for good.
+    """
+    # Imported here so that --help, --version and --check cost nothing.
+    from aiohttp import web  # noqa: PLC0415
+
+    from lllm3090d.bus.systemd import SystemdManager  # noqa: PLC0415
+    from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
+    from lllm3090d.gpus.detect import open_card  # noqa: PLC0415
+    from lllm3090d.notify import Notifier  # noqa: PLC0415
+    from lllm3090d.serving.daemon import Daemon  # noqa: PLC0415
+    from lllm3090d.serving.unit_spec import UNIT_PATTERN  # noqa: PLC0415
+    from lllm3090d.surfaces.control import ControlApi  # noqa: PLC0415
+    from lllm3090d.surfaces.listening import listen  # noqa: PLC0415
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    notifier = Notifier()
+    async with contextlib.AsyncExitStack() as stack:
+        listening = listen(settings.control_socket)
+        stack.callback(listening.close)
+        bus = BusThread()
+        await bus.start()
+        stack.push_async_callback(bus.close)
+        manager = await SystemdManager.connect(bus, UNIT_PATTERN)
+        stack.push_async_callback(manager.close)
+        reader = open_card(settings.card)
+        stack.callback(reader.close)
+        daemon = Daemon(settings=settings, config_file=config_file, reader=reader, bus=bus, manager=manager)
+        await daemon.start()
+        runner = web.AppRunner(
+            ControlApi(daemon, manager.version).application(),
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        # After the runner, so that open streams get their last line before connections are closed.
+        stack.push_async_callback(daemon.stop)
+        await web.SockSite(runner, listening.sock).start()
+
+        def reload() -> None:
+            notifier.reloading()
+            error = daemon.reload()
+            notifier.ready(f"bad settings, the old ones stay: {error.message}" if error else _summary(daemon))
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        daemon.on_change = lambda: notifier.status(_summary(daemon))
+        notifier.ready(_summary(daemon))
+        log.info(
+            "ready",
+            extra={"socket": listening.path, "card": reader.card.name, "systemd": manager.version, "version": VERSION},
+        )
+        watchdog = asyncio.create_task(notifier.feed_watchdog(daemon.alive))
+        stack.callback(watchdog.cancel)
+        stopped = asyncio.create_task(stop.wait())
+        ends: set[asyncio.Future[Any]] = {stopped, daemon.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        notifier.stopping()
+        stopped.cancel()
+        log.info("stopping; models %s", "are stopped" if daemon.settings.stop_models_on_exit else "go on")
+        if daemon.failed.done():
+            _raise_failure(daemon.failed)
+
+
+def _summary(daemon: Daemon) -> str:
+    names = [f"{instance.name} {instance.state}" for instance in daemon.scheduler.instances]
+    return ", ".join(names) or "no models loaded"
+
+
+def _raise_failure(failed: asyncio.Future[None]) -> None:
+    error = failed.exception()
+    if isinstance(error, LlmError):
+        raise error
+    raise LlmError(
+        ErrorCode.INTERNAL,
+        f"the daemon made a mistake and ends: {type(error).__name__}: {error}",
+        hint="Models go on and are adopted at the next start. Please report it.",
+    ) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Typed access to a header's metadata: a missing or malformed key is an error that names it, not a guess."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from lllm3090d.checkpoints.cursor import printable
+from lllm3090d.checkpoints.header import GgufHeader, Unread, Value
+from lllm3090d.errors import ErrorCode, LlmError
+
+MAX_NUMBER = (1 << 32) - 1  # the engine reads sizes as u32
+
+
+class Keys:
+    """The metadata of one header."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self._header = header
+
+    def fail(self, key: str, reason: str) -> NoReturn:
+        """Raise BAD_CHECKPOINT for this key."""
+        path = printable(self._header.path)
+        raise LlmError(
+            ErrorCode.BAD_CHECKPOINT,
+            f"{path} is not a usable model file: the metadata key {printable(key)} {reason}.",
+            hint="Fetch another conversion of the model.",
+            path=path,
+            key=printable(key),
+        )
+
+    def value(self, key: str) -> Value | None:
+        """The raw value; None when the key is missing."""
+        return self._header.metadata.get(key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; ``default`` when the key is missing, None makes it required."""
+        value = self.value(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            self.fail(key, "is missing")
+        if not isinstance(value, str):
+            self.fail(key, "is not a text" if not isinstance(value, Unread) else "is too long")
+        return value
+
+    def number(self, key: str, default: int | None = None, *, least: int = 0, most: int = MAX_NUMBER) -> int:
+        """A whole number in ``least..most``; ``default`` when the key is missing, None makes it required."""
+        value = self.value(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            self.fail(key, "is missing")
+        return self._whole(key, value, least, most)
+
+    def per_layer(self, key: str, layers: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """Positive whole numbers, one for each of ``layers``; the file has one for all or an array."""
+        value = self.value(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            self.fail(key, "is missing")
+        if isinstance(value, tuple | Unread):
+            return tuple(self._whole(key, item, 1, MAX_NUMBER) for item in self.array(key, layers))
+        return (self._whole(key, value, 1, MAX_NUMBER),) * layers
+
+    def array(self, key: str, layers: int) -> tuple[Value, ...]:
+        """An array of exactly ``layers`` elements."""
+        value = self.value(key)
+        if not isinstance(value, tuple | Unread):
+            self.fail(key, "is not an array")
+        length = value.count if isinstance(value, Unread) else len(value)
+        if length != layers:
+            self.fail(key, f"has {length} elements for {layers} layers")
+        if isinstance(value, Unread):
+            self.fail(key, "is an array of texts")
+        return value
+
+    def _whole(self, key: str, value: Value, least: int, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            shown = printable(repr(value)[:60])
+            self.fail(key, f"is {shown}, not a whole number")
+        if not least <= value <= most:
+            self.fail(key, f"is {value}, outside {least}..{most}")
+        return value

@@ -1,0 +1,743 @@
+"""The daemon: one writer that feeds events to the scheduler and carries out the effects it returns.
+
+Everything slow (systemd jobs, waiting for an engine, for memory, for the journal) runs in tasks beside the writer and
+comes back as an event, so one model's trouble never blocks another's request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lllm3090d.bus.systemd import BusBack, BusLost, Relist, SystemdManager, UnitChanged, UnitGone
+from lllm3090d.bus.systemd import Event as BusEvent
+from lllm3090d.bus.thread import BusThread
+from lllm3090d.bus.unit_status import UnitStatus, explain_exit
+from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache
+from lllm3090d.checkpoints.library import Checkpoint, Library, resolve
+from lllm3090d.engines.arguments import launch as engine_launch
+from lllm3090d.engines.builds import find_build
+from lllm3090d.engines.capabilities import Build, Capabilities
+from lllm3090d.engines.probe import ProbeCache
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import CardKind, CardReader
+from lllm3090d.planning.planner import Plan, PlanPolicy, PlanRequest
+from lllm3090d.planning.reserves import Budget, ReservePolicy
+from lllm3090d.serving import journal
+from lllm3090d.serving.adoption import Found, sort_units
+from lllm3090d.serving.events import (
+    Admitted,
+    Announce,
+    CancelDone,
+    CancelRequested,
+    Effect,
+    EngineReady,
+    Event,
+    Failed,
+    ForgetUnit,
+    Joined,
+    LoadDone,
+    LoadRequested,
+    LoadStalled,
+    MemoryReleased,
+    Observation,
+    PostMortemRead,
+    Queued,
+    ReadPostMortem,
+    Resubmit,
+    StartFinished,
+    StartUnit,
+    StopFinished,
+    StopUnit,
+    UnitAdopted,
+    UnitSeen,
+    UnitVanished,
+    UnloadDone,
+    UnloadRequested,
+    WaitForMemory,
+    WatchLoading,
+)
+from lllm3090d.serving.history import History, now_text
+from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.measure import observe
+from lllm3090d.serving.readiness import Health, Progress, health, wait_until_ready
+from lllm3090d.serving.scheduler import Instance, Policy, Scheduler, not_loaded
+from lllm3090d.serving.unit_spec import identifier, socket_path
+from lllm3090d.settings import Desktop, Settings, load_settings
+from lllm3090d.wire import EventKind
+
+log = logging.getLogger(__name__)
+
+# Beyond TimeoutStopUSec systemd has sent SIGKILL; what is not dead then is in the kernel's hands.
+STOP_MARGIN_S = 5.0
+BUS_LOSS_LIMIT_S = 60.0
+POST_MORTEM_LINES = 20
+MEMORY_POLL_S = 0.05
+QUARANTINE_POLL_S = 1.0
+# These cannot change under running models.
+NEEDS_RESTART = ("runtime_dir", "card")
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A question to the writer: are you alive?"""
+
+    answer: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far the load of a run is; sent to those who wait for it."""
+
+    run: str
+    progress: Progress
+    expected_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The instance a load waits for changed its state."""
+
+    state: InstanceState
+
+
+Answer = Effect | LoadProgress | Moved
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Everything slow that a plan needs."""
+
+    checkpoint: Checkpoint
+    facts: CheckpointFacts
+    build: Build
+    capabilities: Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The plan a load would get now."""
+
+    found: LookedUp
+    plan: Plan
+    budget: Budget
+    argv: tuple[str, ...]
+
+
+def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> Policy:
+    """What the settings say to the scheduler."""
+    return Policy(
+        plan=PlanPolicy(
+            cache_type=settings.cache_type,
+            batch_tokens=settings.batch_tokens,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            context_checkpoints=settings.context_checkpoints,
+            prompt_cache_mib=settings.prompt_cache_mib,
+            workspace_reserve_mib=settings.workspace_reserve_mib,
+        ),
+        reserves=ReservePolicy(
+            driver_reserve_mib=settings.driver_reserve_mib, desktop_reserve_mib=settings.desktop_reserve_mib
+        ),
+        stop_timeout_s=settings.stop_timeout_s,
+        engine_sockets_dir=settings.engine_sockets_dir,
+        inherited_environment=inherited_environment,
+    )
+
+
+class Daemon:
+    """Owns the state of everything that runs, and the tasks around it."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        config_file: Path,
+        reader: CardReader,
+        bus: BusThread,
+        manager: SystemdManager,
+    ) -> None:
+        self.bus = bus
+        self.settings = settings
+        self.config_file = config_file
+        self.reader = reader
+        self.manager = manager
+        self.history = History()
+        self.started = now_text()
+        self.facts = FactsCache()
+        self.probes = ProbeCache()
+        self.scheduler = Scheduler(policy_of(settings, {}))
+        self.since: dict[str, str] = {}  # run -> time of its last change of state
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue: asyncio.Queue[Event | Heartbeat] = asyncio.Queue()
+        self._answers: dict[str, asyncio.Queue[Answer]] = {}
+        self._looking_up: dict[str, bool] = {}  # token of a load not yet submitted -> it was cancelled
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._writer: asyncio.Task[None] | None = None
+        self._bus_timer: asyncio.TimerHandle | None = None
+        self._desktop_active: bool | None = None
+        self._stopping = False
+        # Called after each change of an instance's state.
+        self.on_change: Callable[[], None] = lambda: None
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen to systemd, adopt what runs, begin to write."""
+        self.manager.set_listener(self._on_bus_event)
+        assignments = (item.partition("=") for item in await self.manager.manager_environment())
+        inherited = {key: value for key, _, value in assignments}
+        self.scheduler.policy = policy_of(self.settings, inherited)
+        await self._adopt()
+        self._writer = asyncio.create_task(self._write(), name="writer")
+        self._writer.add_done_callback(self._writer_ended)
+
+    async def stop(self) -> None:
+        """End the tasks; the models go on unless the settings say otherwise."""
+        self._stopping = True
+        if self.settings.stop_models_on_exit:
+            await self._stop_all()
+        self.history.close()
+        error = LlmError(
+            ErrorCode.SHUTTING_DOWN,
+            "the daemon is stopping; models that run go on, and loads that were begun go on too",
+            hint="Start it again: systemctl --user start lllm3090d",
+        )
+        for token in tuple(self._answers):
+            self._answer(token, Failed(token, error))
+        for task in (*self._tasks, self._writer):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _stop_all(self) -> None:
+        names = [instance.name for instance in self.scheduler.instances]
+        results = await asyncio.gather(*(self.unload(name) for name in names), return_exceptions=True)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, BaseException):
+                log.error("a model could not be stopped", extra={"model": name, "reason": str(result)})
+
+    async def alive(self) -> None:
+        """Return once the writer and the bus thread have answered."""
+        beat = Heartbeat(asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(beat)
+        await beat.answer
+        await self.bus.ping()
+
+    def reload(self) -> LlmError | None:
+        """Read the settings again; a bad file keeps the old ones, and its error is returned."""
+        try:
+            new = load_settings(self.config_file)
+        except LlmError as error:
+            log.error("settings kept: %s", error.message)
+            self.history.add(EventKind.SETTINGS, message=f"kept: {error.message}", details=error.problem())
+            return error
+        ignored = [key for key in NEEDS_RESTART if getattr(new, key) != getattr(self.settings, key)]
+        self.settings = new.model_copy(update={key: getattr(self.settings, key) for key in ignored})
+        self.scheduler.policy = policy_of(self.settings, self.scheduler.policy.inherited_environment)
+        logging.getLogger().setLevel(new.log_level.upper())
+        message = "read again" + (f"; {', '.join(ignored)} take effect at the next start" if ignored else "")
+        log.info("settings %s", message)
+        self.history.add(EventKind.SETTINGS, message=message)
+        return None
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    async def load(
+        self, name: str, request: PlanRequest, token: str | None
+    ) -> tuple[str, AsyncGenerator[Answer, None]]:
+        """Ask for a model; returns once it is admitted, joined, queued or served, with the answers that follow.
+
+        Raises:
+            LlmError: refused, unknown, damaged, no engine, cancelled, ...
+        """
+        token = token or secrets.token_hex(8)
+        if token in self._answers or token in self._looking_up:
+            raise LlmError(
+                ErrorCode.INVALID_REQUEST,
+                f"the token {token} belongs to another load",
+                hint="Choose a token of its own for every load.",
+            )
+        self._refuse_when_stopping()
+        self._looking_up[token] = False
+        try:
+            found = await self._look_up(name)
+            await self._look_for_desktop()
+        finally:
+            cancelled = self._looking_up.pop(token)
+        if cancelled:
+            raise LlmError(ErrorCode.LOAD_CANCELLED, f"the load of {name} was cancelled by its client")
+        self._answers[token] = asyncio.Queue()
+        self.submit(
+            LoadRequested(
+                token=token,
+                run=secrets.token_hex(4),
+                checkpoint=found.checkpoint,
+                facts=found.facts,
+                request=request,
+                build=found.build,
+                capabilities=found.capabilities,
+            )
+        )
+        first = await self._answers[token].get()
+        if isinstance(first, Failed):
+            del self._answers[token]
+            self.history.add(
+                EventKind.REFUSED, model=found.checkpoint.name, message=first.error.message, details=first.error.problem()
+            )
+            raise first.error
+        return token, self._follow(token, first)
+
+    async def _follow(self, token: str, first: Answer) -> AsyncGenerator[Answer, None]:
+        try:
+            answer = first
+            yield answer
+            while not isinstance(answer, LoadDone | Failed):
+                answer = await self._answers[token].get()
+                yield answer
+        finally:
+            self._answers.pop(token, None)
+
+    def forget(self, token: str) -> None:
+        """Nobody listens to the answers of this load any more; the load goes on."""
+        self._answers.pop(token, None)
+
+    async def preview(self, name: str, request: PlanRequest) -> Preview:
+        """The plan a load would get now, without loading. Raises what the load would be refused with."""
+        found = await self._look_up(name)
+        await self._look_for_desktop()
+        event = LoadRequested(
+            token="preview",  # noqa: S106  # names a request, guards nothing
+            run="0" * 8,
+            checkpoint=found.checkpoint,
+            facts=found.facts,
+            request=request,
+            build=found.build,
+            capabilities=found.capabilities,
+        )
+        plan, budget = self.scheduler.preview(event, self.observe())
+        socket = socket_path(self.settings.engine_sockets_dir, found.checkpoint.name, event.run)
+        launch = engine_launch(
+            found.build,
+            found.capabilities,
+            found.checkpoint.path,
+            plan,
+            socket,
+            found.checkpoint.name,
+            inherited=self.scheduler.policy.inherited_environment,
+        )
+        return Preview(found, plan, budget, launch.argv)
+
+    async def unload(self, name: str) -> UnloadDone:
+        """Unload a model; returns when its memory is back. Raises LlmError NOT_LOADED, STOP_FAILED."""
+        token = secrets.token_hex(8)
+        answer = await self._ask(token, UnloadRequested(token, self.loaded(name).name))
+        if not isinstance(answer, UnloadDone):
+            raise TypeError(f"unload answered with {answer!r}")
+        return answer
+
+    async def cancel(self, load_token: str) -> CancelDone:
+        """Withdraw a load by its token. Raises LlmError NO_SUCH_LOAD."""
+        token = secrets.token_hex(8)
+        if load_token in self._looking_up:
+            self._looking_up[load_token] = True
+            return CancelDone(token, load_token, stopped=True)
+        answer = await self._ask(token, CancelRequested(token, load_token))
+        if not isinstance(answer, CancelDone):
+            raise TypeError(f"cancel answered with {answer!r}")
+        return answer
+
+    def loaded(self, name: str) -> Instance:
+        """The instance a name means, by the same rules as for models. Raises LlmError NOT_LOADED, AMBIGUOUS_MODEL."""
+        instances = self.scheduler.instances
+        if not instances:
+            raise not_loaded(name, ())
+        try:
+            chosen = resolve(name, tuple(i.record.checkpoint() for i in instances), self.settings.aliases)
+        except LlmError as error:
+            if error.code is ErrorCode.AMBIGUOUS_MODEL:
+                raise
+            raise not_loaded(name, (i.name for i in instances)) from error
+        found = self.scheduler.instance(chosen.name)
+        if found is None:
+            raise not_loaded(name, (i.name for i in instances))
+        return found
+
+    def library(self) -> Library:
+        """The models on disk, by the current settings."""
+        return Library(self.settings.models_dir, self.settings.aliases)
+
+    def observe(self) -> Observation:
+        """The card now. Raises LlmError CARD_UNREADABLE."""
+        pids = {i.run: i.main_pid for i in self.scheduler.instances if i.main_pid}
+        return observe(self.reader, pids, self._desktop_active)
+
+    async def _look_up(self, name: str) -> LookedUp:
+        return await asyncio.to_thread(self._look_up_blocking, name)
+
+    def _look_up_blocking(self, name: str) -> LookedUp:
+        library = self.library()
+        checkpoint = resolve(name, library.scan(), self.settings.aliases)
+        facts = self.facts.get(checkpoint.shards)
+        build, capabilities = self.engine()
+        return LookedUp(checkpoint, facts, build, capabilities)
+
+    def engine(self) -> tuple[Build, Capabilities]:
+        """The engine the next load uses; blocking. Raises LlmError ENGINE_..."""
+        build = find_build(self.settings)
+        return build, self.probes.get(build)
+
+    async def _look_for_desktop(self) -> None:
+        match self.settings.desktop:
+            case Desktop.ACTIVE:
+                self._desktop_active = True
+            case Desktop.INACTIVE:
+                self._desktop_active = False
+            case Desktop.AUTO if self.reader.card.kind is CardKind.CPU:
+                self._desktop_active = False
+            case Desktop.AUTO:
+                try:
+                    state = await self.manager.unit_active_state("graphical-session.target")
+                except LlmError:
+                    self._desktop_active = None
+                else:
+                    self._desktop_active = state in {"active", "activating"}
+
+    def _refuse_when_stopping(self) -> None:
+        if self._stopping:
+            raise LlmError(
+                ErrorCode.SHUTTING_DOWN,
+                "the daemon is stopping",
+                hint="Start it again: systemctl --user start lllm3090d",
+            )
+
+    async def _ask(self, token: str, event: Event) -> Answer:
+        self._answers[token] = asyncio.Queue()
+        try:
+            self.submit(event)
+            answer = await self._answers[token].get()
+        finally:
+            del self._answers[token]
+        if isinstance(answer, Failed):
+            raise answer.error
+        return answer
+
+    # --- the writer ---------------------------------------------------------------------------------------------
+
+    def submit(self, event: Event) -> None:
+        """Hand an event to the writer."""
+        self._queue.put_nowait(event)
+
+    async def _write(self) -> None:
+        while True:
+            item = await self._queue.get()
+            if isinstance(item, Heartbeat):
+                if not item.answer.done():
+                    item.answer.set_result(None)
+                continue
+            self._apply(item)
+
+    def _apply(self, event: Event) -> None:
+        observation = None
+        if isinstance(event, LoadRequested):
+            try:
+                observation = self.observe()
+            except LlmError as error:
+                self._answer(event.token, Failed(event.token, error))
+                return
+        for effect in self.scheduler.handle(event, observation):
+            self._perform(effect)
+
+    def _writer_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self.failed.done():
+            error = task.exception()
+            # A scheduler that contradicts itself must not go on: end, be restarted, and adopt what runs.
+            log.critical("the writer ended", exc_info=error)
+            self.failed.set_exception(error or RuntimeError("the writer returned"))
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case StartUnit():
+                self._spawn(self._start_unit(effect))
+            case WatchLoading():
+                self._watches[effect.run] = self._spawn(self._watch(effect.run))
+            case StopUnit():
+                self._spawn(self._stop_unit(effect))
+            case ReadPostMortem():
+                self._spawn(self._post_mortem(effect))
+            case WaitForMemory():
+                self._spawn(self._wait_for_memory(effect.run))
+            case ForgetUnit():
+                self._spawn(self._forget(effect))
+            case Resubmit():
+                self.submit(effect.event)
+            case Announce():
+                self._announce(effect)
+            case Admitted() | Joined() | Queued() | LoadDone() | UnloadDone() | CancelDone() | Failed():
+                self._answer(effect.token, effect)
+
+    def _answer(self, token: str, answer: Answer) -> None:
+        queue = self._answers.get(token)
+        if queue is not None:  # else the client has left
+            queue.put_nowait(answer)
+
+    def _announce(self, change: Announce) -> None:
+        self.since[change.run] = now_text()
+        log.info(
+            "%s is %s",
+            change.name,
+            change.state,
+            extra={"model": change.name, "run": change.run, "was": change.previous, "reason": change.reason},
+        )
+        self.history.add(
+            EventKind.STATE,
+            model=change.name,
+            run=change.run,
+            state=change.state,
+            previous=change.previous,
+            message=change.reason,
+        )
+        if change.previous is InstanceState.LOADING:
+            watch = self._watches.pop(change.run, None)
+            if watch is not None:
+                watch.cancel()
+        instance = self.scheduler.by_run(change.run)
+        for token in instance.waiters if instance else ():
+            self._answer(token, Moved(change.state))
+        if change.state is InstanceState.GONE:
+            self.since.pop(change.run, None)
+        self.on_change()
+
+    # --- tasks beside the writer --------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
+            log.critical("a task ended unexpectedly", exc_info=error)
+            self.failed.set_exception(error)
+
+    async def _start_unit(self, effect: StartUnit) -> None:
+        try:
+            result = await self.manager.start(effect.spec.name, effect.spec.properties)
+        except LlmError as error:
+            self.submit(StartFinished(effect.run, error))
+            return
+        status = await self._status(effect.spec.name)
+        if status is not None:
+            # First the facts (PID, cgroup), then the news: who waits for the engine needs them.
+            self.submit(UnitSeen(status))
+        if result in {"done", "skipped"}:
+            self.submit(StartFinished(effect.run, None))
+        elif status is None:
+            self.submit(
+                StartFinished(
+                    effect.run,
+                    LlmError(
+                        ErrorCode.ENGINE_FAILED,
+                        f"the unit {effect.spec.name} could not be started: systemd's job ended with {result}",
+                        hint=f"See: journalctl --user -u {effect.spec.name}",
+                        unit=effect.spec.name,
+                    ),
+                )
+            )
+
+    async def _status(self, unit: str) -> UnitStatus | None:
+        try:
+            return await self.manager.status(unit)
+        except LlmError as error:
+            log.warning("a unit could not be read", extra={"unit": unit, "reason": error.message})
+            return None
+
+    async def _watch(self, run: str) -> None:
+        instance = self.scheduler.by_run(run)
+        if instance is None:
+            return
+        expected = self.scheduler.ledger.get(run)
+        expected_bytes = expected.reserved_bytes if expected else 0
+
+        def resident() -> int:
+            try:
+                return self.observe().resident.get(run, 0)
+            except LlmError as error:
+                log.warning("progress cannot be read", extra={"run": run, "reason": error.message})
+                return 0
+
+        def tell(progress: Progress) -> None:
+            for token in instance.waiters:
+                self._answer(token, LoadProgress(run, progress, expected_bytes))
+            self.history.add(
+                EventKind.PROGRESS,
+                model=instance.name,
+                run=run,
+                details={"resident_bytes": progress.resident_bytes, "expected_bytes": expected_bytes},
+            )
+
+        ready = await wait_until_ready(
+            instance.record.socket,
+            lambda: instance.control_group or "",
+            resident,
+            tell,
+            self.settings.load_timeout_s,
+        )
+        if ready:
+            self.submit(EngineReady(run, resident() or None))
+        else:
+            self.submit(
+                LoadStalled(
+                    run,
+                    LlmError(
+                        ErrorCode.LOAD_TIMED_OUT,
+                        f"{instance.name} made no progress for {self.settings.load_timeout_s:g} s "
+                        f"(it held {resident()} bytes) and was stopped",
+                        hint=f"See: lllm3090ctl logs '{instance.name}'; the limit is the setting load_timeout_s.",
+                        unit=instance.unit,
+                    ),
+                )
+            )
+
+    async def _stop_unit(self, effect: StopUnit) -> None:
+        try:
+            await self.manager.stop(effect.unit, self.settings.stop_timeout_s + STOP_MARGIN_S)
+        except LlmError as error:
+            self.submit(StopFinished(effect.run, error))
+        else:
+            self.submit(StopFinished(effect.run, None))
+
+    async def _post_mortem(self, effect: ReadPostMortem) -> None:
+        ending = explain_exit(effect.status) if effect.status else "ended; systemd keeps no record of how"
+        try:
+            lines = await journal.last_lines_after_death(
+                identifier(effect.unit), effect.unit, POST_MORTEM_LINES
+            )
+        except LlmError as error:
+            lines = ()
+            log.warning("the engine's last lines cannot be read", extra={"unit": effect.unit, "reason": error.message})
+        texts = [line.message for line in lines]
+        self.submit(
+            PostMortemRead(
+                effect.run,
+                LlmError(
+                    ErrorCode.ENGINE_FAILED,
+                    f"the engine {ending}" + (f"; its last line: {texts[-1]}" if texts else ""),
+                    hint=f"See: journalctl --user SYSLOG_IDENTIFIER={identifier(effect.unit)}",
+                    unit=effect.unit,
+                    last_lines=texts,
+                ),
+            )
+        )
+
+    async def _wait_for_memory(self, run: str) -> None:
+        """Until the card no longer lists the run's process; said once more when it took longer than allowed."""
+        began = time.monotonic()
+        late = False
+        while True:
+            try:
+                missing = self.observe().resident.get(run, 0)
+            except LlmError as error:
+                # An unreadable card has not shown the memory back.
+                log.warning("released memory cannot be seen", extra={"run": run, "reason": error.message})
+                reservation = self.scheduler.ledger.get(run)
+                missing = reservation.charged_bytes if reservation else 0
+            if missing == 0:
+                self.submit(MemoryReleased(run, 0))
+                return
+            if not late and time.monotonic() - began > self.settings.release_timeout_s:
+                late = True
+                self.submit(MemoryReleased(run, missing))
+            await asyncio.sleep(QUARANTINE_POLL_S if late else MEMORY_POLL_S)
+
+    async def _forget(self, effect: ForgetUnit) -> None:
+        try:
+            effect.socket.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a socket could not be removed", extra={"path": effect.socket, "reason": str(error)})
+        try:
+            await self.manager.reset_failed(effect.unit)
+        except LlmError as error:
+            log.warning("a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message})
+
+    # --- systemd's news -----------------------------------------------------------------------------------------
+
+    def _on_bus_event(self, event: BusEvent) -> None:
+        match event:
+            case UnitChanged():
+                self.submit(UnitSeen(event.status))
+            case UnitGone():
+                self.submit(UnitVanished(event.name, event.last))
+            case Relist():
+                self._spawn(self._relist())
+            case BusLost():
+                log.error("the connection to the user's bus is lost; models go on")
+                loop = asyncio.get_running_loop()
+                self._bus_timer = loop.call_later(BUS_LOSS_LIMIT_S, self._bus_stays_lost)
+            case BusBack():
+                log.info("the connection to the user's bus is back")
+                if self._bus_timer is not None:
+                    self._bus_timer.cancel()
+
+    def _bus_stays_lost(self) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(
+                LlmError(
+                    ErrorCode.BUS_UNAVAILABLE,
+                    f"the user's bus did not come back within {BUS_LOSS_LIMIT_S:g} s",
+                    hint="See: systemctl --user status dbus.socket",
+                )
+            )
+
+    async def _relist(self) -> None:
+        try:
+            statuses = await self.manager.list()
+        except LlmError as error:
+            log.warning("units cannot be listed", extra={"reason": error.message})
+            return
+        listed = {status.name: status for status in statuses}
+        for instance in self.scheduler.instances:
+            # A unit that is being created may not be listed yet; its start job reports on it.
+            if instance.unit not in listed and instance.state is not InstanceState.STARTING:
+                self.submit(UnitVanished(instance.unit, None))
+        for status in statuses:
+            self.submit(UnitSeen(status))
+        self.history.add(EventKind.RECONCILED, message=f"{len(statuses)} units")
+
+    async def _adopt(self) -> None:
+        findings = sort_units(await self.manager.list())
+        healths = await asyncio.gather(*(self._health_of(found) for found in findings.adopt))
+        resident = {}
+        with contextlib.suppress(LlmError):
+            pids = {f.record.run: f.status.main_pid for f in findings.adopt if f.status.main_pid}
+            resident = dict(observe(self.reader, pids, None).resident)
+        for found, healthy in zip(findings.adopt, healths, strict=True):
+            self._apply(UnitAdopted(found.status, found.record, healthy, resident.get(found.record.run)))
+        for found in findings.forget:
+            await self.manager.reset_failed(found.status.name)
+        for status in findings.strangers:
+            log.warning("a unit of ours is not understood and left alone", extra={"unit": status.name})
+        self._sweep_sockets()
+        if findings.adopt:
+            self.history.add(EventKind.RECONCILED, message=f"adopted {len(findings.adopt)} units")
+
+    async def _health_of(self, found: Found) -> bool:
+        if not found.status.is_active:
+            return False
+        return await health(found.record.socket, found.status.control_group) is Health.READY
+
+    def _sweep_sockets(self) -> None:
+        """Remove sockets of engines that no longer exist."""
+        kept = {instance.record.socket for instance in self.scheduler.instances}
+        for path in self.settings.engine_sockets_dir.glob("*.sock"):
+            if path not in kept:
+                path.unlink(missing_ok=True)

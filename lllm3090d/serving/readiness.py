@@ -1,0 +1,127 @@
+"""Waiting for an engine: ready is ``/health`` answered with 200 by a listener that belongs to the unit."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HEALTH_REQUEST = b"GET /health HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n"
+# Asking costs the engine a connection: often while a small model loads, seldom while a large one does.
+SHORTEST_INTERVAL_S = 0.005
+LONGEST_INTERVAL_S = 0.25
+INTERVAL_FRACTION = 0.02
+HEALTH_TIMEOUT_S = 2.0
+PROGRESS_INTERVAL_S = 0.1
+
+
+class Health(enum.StrEnum):
+    """What a socket says."""
+
+    SILENT = "silent"  # nobody listens yet, or no answer came in time
+    LOADING = "loading"  # the engine answers that it is not ready
+    READY = "ready"
+    STRANGER = "stranger"  # the listener is not a process of the unit
+
+
+def cgroups_of(pid: int, proc: Path = Path("/proc")) -> frozenset[str]:
+    """The cgroup paths by which systemd knows a process; in the hybrid layout there are two."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return frozenset()
+    parts = (line.split(":", 2) for line in lines)
+    return frozenset(path for _, controllers, path in parts if controllers in {"", "name=systemd"})
+
+
+def belongs_to(pid: int, control_group: str, proc: Path = Path("/proc")) -> bool:
+    """The process lies in the unit's cgroup or below it."""
+    return any(
+        path == control_group or path.startswith(control_group + "/") for path in cgroups_of(pid, proc)
+    )
+
+
+async def health(path: Path, control_group: str) -> Health:
+    """Ask once.
+
+    Args:
+        path: the engine's socket.
+        control_group: ``ControlGroup`` of its unit.
+    """
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            return await _health(path, control_group)
+    except (OSError, TimeoutError):
+        return Health.SILENT
+
+
+async def _health(path: Path, control_group: str) -> Health:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        connection: socket.socket = writer.get_extra_info("socket")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, _, _ = struct.unpack("3i", credentials)
+        if not control_group or not belongs_to(pid, control_group):
+            return Health.STRANGER
+        writer.write(HEALTH_REQUEST)
+        await writer.drain()
+        status_line = await reader.readline()
+    except ValueError:  # longer than any status line
+        return Health.LOADING
+    finally:
+        writer.close()
+    fields = status_line.split()
+    ready = len(fields) >= 2 and fields[0].startswith(b"HTTP/") and fields[1] == b"200"
+    return Health.READY if ready else Health.LOADING
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load is: bytes the engine holds, seconds since the watch began and since the last growth."""
+
+    resident_bytes: int
+    elapsed_s: float
+    idle_s: float
+
+
+async def wait_until_ready(
+    path: Path,
+    control_group: Callable[[], str],
+    resident_bytes: Callable[[], int],
+    on_progress: Callable[[Progress], None],
+    stall_timeout_s: float,
+) -> bool:
+    """Wait for the engine; True when ready, False when the load made no progress for too long.
+
+    Progress is growth of what the engine holds. Cancel it when the unit ends: a death is systemd's news.
+
+    Args:
+        path: the engine's socket.
+        control_group: the unit's cgroup; asked each time, since it is known only once the unit has started.
+        resident_bytes: what the engine holds now; asked at most every PROGRESS_INTERVAL_S.
+        on_progress: told whenever it was asked.
+        stall_timeout_s: seconds without growth after which the load is given up.
+    """
+    began = grew = time.monotonic()
+    reported = began
+    highest = 0
+    while True:
+        if await health(path, control_group()) is Health.READY:
+            return True
+        now = time.monotonic()
+        if now - reported >= PROGRESS_INTERVAL_S:
+            reported = now
+            resident = resident_bytes()
+            if resident > highest:
+                highest, grew = resident, now
+            on_progress(Progress(resident, now - began, now - grew))
+            if now - grew > stall_timeout_s:
+                return False
+        await asyncio.sleep(
+            min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, (now - began) * INTERVAL_FRACTION))
+        )

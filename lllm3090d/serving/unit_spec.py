@@ -1,0 +1,245 @@
+"""A launch as data: the transient unit's name, properties, argv, environment, and the record it carries.
+
+The record is how a daemon that was killed finds its models again, so it travels in the unit's environment
+(which systemd keeps byte-exact) with a schema version, and is never trusted over what systemd says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.engines.arguments import Launch
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.planner import CacheType, CappedBy, Plan
+from lllm3090d.planning.quote import MIB, Evidence, LineItem, Place, Quote
+
+if TYPE_CHECKING:  # the table of signatures needs GLib; what is said here does not
+    from lllm3090d.bus.properties import PropertyValue
+
+UNIT_PREFIX = "lllm3090-"
+UNIT_PATTERN = UNIT_PREFIX + "*.service"
+SLICE = "lllm3090.slice"
+RECORD_VARIABLE = "LLLM3090_RECORD"
+RUN_VARIABLE = "LLLM3090_RUN"
+RECORD_SCHEMA: Literal[1] = 1
+# `struct sockaddr_un.sun_path` holds 108 bytes with the terminating zero.
+SUN_PATH_BYTES = 107
+# Room above the host price for what no estimate sees (allocator arenas, thread stacks, transient copies), so
+# that the limit stops a runaway engine and never a healthy one.
+MEMORY_MAX_SLACK_BYTES = 512 * MIB
+MEMORY_MAX_SLACK_FRACTION = 0.10
+
+
+class RecordItem(BaseModel):
+    """A line of the quote inside the record."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    place: Place
+    bytes: int
+    evidence: Evidence
+    formula: str
+
+
+class Record(BaseModel):
+    """What a unit says of itself. Fields are added, never changed, within one schema version."""
+
+    model_config = ConfigDict(frozen=True)
+    schema_version: Literal[1] = RECORD_SCHEMA
+    run: str
+    name: str
+    path: Path
+    shards: tuple[Path, ...]
+    size_bytes: int
+    socket: Path
+    context_tokens: int
+    parallel: int
+    window_tokens: int
+    cache_type_k: CacheType
+    cache_type_v: CacheType
+    batch_tokens: int
+    micro_batch_tokens: int
+    on_card: bool
+    context_checkpoints: int
+    prompt_cache_mib: int
+    capped_by: CappedBy
+    items: tuple[RecordItem, ...]
+    engine_version: str
+
+    @classmethod
+    def of(
+        cls, *, run: str, checkpoint: Checkpoint, plan: Plan, socket: Path, engine_version: str
+    ) -> Record:
+        """The record of a launch."""
+        return cls(
+            run=run,
+            name=checkpoint.name,
+            path=checkpoint.path,
+            shards=checkpoint.shards,
+            size_bytes=checkpoint.size_bytes,
+            socket=socket,
+            context_tokens=plan.context_tokens,
+            parallel=plan.parallel,
+            window_tokens=plan.window_tokens,
+            cache_type_k=plan.cache_type_k,
+            cache_type_v=plan.cache_type_v,
+            batch_tokens=plan.batch_tokens,
+            micro_batch_tokens=plan.micro_batch_tokens,
+            on_card=plan.on_card,
+            context_checkpoints=plan.context_checkpoints,
+            prompt_cache_mib=plan.prompt_cache_mib,
+            capped_by=plan.capped_by,
+            items=tuple(
+                RecordItem(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
+                for i in plan.quote.items
+            ),
+            engine_version=engine_version,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that was launched."""
+        return Checkpoint(name=self.name, path=self.path, shards=self.shards, size_bytes=self.size_bytes)
+
+    def plan(self) -> Plan:
+        """The plan it was launched with."""
+        return Plan(
+            context_tokens=self.context_tokens,
+            parallel=self.parallel,
+            window_tokens=self.window_tokens,
+            cache_type_k=self.cache_type_k,
+            cache_type_v=self.cache_type_v,
+            batch_tokens=self.batch_tokens,
+            micro_batch_tokens=self.micro_batch_tokens,
+            on_card=self.on_card,
+            context_checkpoints=self.context_checkpoints,
+            prompt_cache_mib=self.prompt_cache_mib,
+            capped_by=self.capped_by,
+            quote=Quote(
+                tuple(LineItem(i.name, i.place, i.bytes, i.evidence, i.formula) for i in self.items)
+            ),
+        )
+
+
+def read_record(environment: Iterable[str]) -> Record | None:
+    """The record in a unit's environment; None when there is none or it cannot be understood."""
+    prefix = RECORD_VARIABLE + "="
+    for item in environment:
+        if item.startswith(prefix):
+            try:
+                return Record.model_validate_json(item.removeprefix(prefix))
+            except ValidationError:
+                return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """Name and properties of a transient unit, as Python values; ``bus.properties`` knows the signatures."""
+
+    name: str
+    properties: Mapping[str, PropertyValue]
+
+
+def slug(name: str, limit: int) -> str:
+    """A name reduced to characters that are safe in unit names and file names."""
+    safe = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
+    return safe[:limit].rstrip("-.") or "model"[:limit]
+
+
+def unit_name(name: str, run: str) -> str:
+    """``lllm3090-<name>-<run>.service``: a name for each launch, so that no corpse blocks the next."""
+    return f"{UNIT_PREFIX}{slug(name, 100)}-{run}.service"
+
+
+def identifier(unit: str) -> str:
+    """What the unit's lines carry as SYSLOG_IDENTIFIER in the journal."""
+    return unit.removesuffix(".service")
+
+
+def socket_path(directory: Path, name: str, run: str) -> Path:
+    """Where the engine listens; as much of the name as fits ``sun_path``.
+
+    Raises:
+        LlmError: SOCKET_PATH_TOO_LONG when not even the run fits.
+    """
+    shortest = directory / f"{run}.sock"
+    length = len(os.fsencode(shortest))
+    room = SUN_PATH_BYTES - length - 1
+    if room < -1:
+        raise LlmError(
+            ErrorCode.SOCKET_PATH_TOO_LONG,
+            f"{shortest} is {length} bytes long; a Unix socket's path holds {SUN_PATH_BYTES}",
+            hint="Choose a shorter runtime_dir (LLLM3090_RUNTIME_DIR).",
+            path=str(shortest),
+            limit_bytes=SUN_PATH_BYTES,
+        )
+    return shortest if room < 1 else directory / f"{slug(name, min(room, 40))}-{run}.sock"
+
+
+def memory_max_bytes(plan: Plan, card_kind: CardKind) -> int:
+    """The unit's ``MemoryMax``: the price of its host memory and room for what no estimate sees, bytes.
+
+    With backend cpu everything it takes is host memory. Pages of the mapped model file count against the
+    limit but are reclaimed first, so they need no room of their own.
+    """
+    place = Place.CARD if card_kind is CardKind.CPU else Place.HOST
+    price = plan.quote.total_bytes(place)
+    return price + max(MEMORY_MAX_SLACK_BYTES, int(price * MEMORY_MAX_SLACK_FRACTION))
+
+
+def unit_spec(
+    *,
+    record: Record,
+    launch: Launch,
+    memory_max: int,
+    stop_timeout_s: float,
+    inherited: Mapping[str, str],
+) -> UnitSpec:
+    """The transient unit of a launch.
+
+    Args:
+        record: what the unit says of itself.
+        launch: argv and environment of the engine.
+        memory_max: ``MemoryMax`` in bytes.
+        stop_timeout_s: from SIGTERM to SIGKILL.
+        inherited: the user manager's own environment; our own settings in it are no business of the engine.
+    """
+    name = unit_name(record.name, record.run)
+    ours = {RUN_VARIABLE, RECORD_VARIABLE}
+    # UnsetEnvironment takes no wildcard, and it would remove our own assignments too.
+    unset = {key for key in inherited if key.startswith("LLLM3090_")} - ours
+    environment = [f"{key}={value}" for key, value in launch.environment]
+    environment += [f"{RUN_VARIABLE}={record.run}", f"{RECORD_VARIABLE}={record.model_dump_json()}"]
+    properties: dict[str, PropertyValue] = {
+        "Description": f"{record.name} on llama-server (lllm3090)",
+        "Slice": SLICE,
+        "Type": "exec",
+        "ExecStart": (launch.argv,),
+        "Environment": tuple(environment),
+        "UnsetEnvironment": tuple(sorted(unset | set(launch.unset))),
+        "UMask": 0o077,
+        # The daemon relaunches, under a new name and after the memory is back.
+        "Restart": "no",
+        "TimeoutStopUSec": int(stop_timeout_s * 1_000_000),
+        "KillMode": "mixed",
+        "OOMPolicy": "stop",
+        # Above the daemon and the desktop: when memory runs out the model goes first.
+        "OOMScoreAdjust": 300,
+        "MemoryMax": memory_max,
+        "SyslogIdentifier": identifier(name),
+        "NoNewPrivileges": True,
+        "LockPersonality": True,
+        "RestrictRealtime": True,
+        "RestrictSUIDSGID": True,
+        "LimitCORE": 0,
+    }
+    return UnitSpec(name, properties)

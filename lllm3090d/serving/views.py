@@ -1,0 +1,135 @@
+"""From what the daemon knows to what it says: domain objects as wire models. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.engines.capabilities import Build, Capabilities
+from lllm3090d.errors import LlmError
+from lllm3090d.gpus.readings import Card, MemoryReading
+from lllm3090d.planning.planner import Plan
+from lllm3090d.planning.quote import Place
+from lllm3090d.planning.reserves import Budget
+from lllm3090d.serving.ledger import Ledger
+from lllm3090d.serving.scheduler import Instance
+from lllm3090d.wire import (
+    BudgetLineView,
+    CardView,
+    EngineView,
+    InstanceView,
+    LineItemView,
+    ModelView,
+    PlanView,
+)
+
+
+def plan_view(
+    checkpoint: Checkpoint, facts: CheckpointFacts, plan: Plan, budget: Budget, argv: Iterable[str]
+) -> PlanView:
+    """A plan with the arithmetic of its admission."""
+    card_bytes = plan.quote.total_bytes(Place.CARD)
+    return PlanView(
+        model=checkpoint.name,
+        path=str(checkpoint.path),
+        architecture=facts.architecture,
+        quantisation=facts.quantisation,
+        context_tokens=plan.context_tokens,
+        parallel=plan.parallel,
+        window_tokens=plan.window_tokens,
+        trained_context_tokens=facts.trained_context_tokens,
+        cache_type_k=plan.cache_type_k,
+        cache_type_v=plan.cache_type_v,
+        capped_by=plan.capped_by,
+        fits=card_bytes <= budget.grantable_bytes,
+        items=tuple(
+            LineItemView(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
+            for i in plan.quote.items
+        ),
+        card_bytes=card_bytes,
+        host_bytes=plan.quote.total_bytes(Place.HOST),
+        budget=tuple(BudgetLineView(name=b.name, bytes=b.bytes, origin=b.origin) for b in budget.deciding_lines),
+        available_bytes=budget.grantable_bytes,
+        argv=tuple(argv),
+    )
+
+
+def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceView:
+    """An instance as clients see it."""
+    reservation = ledger.get(instance.run)
+    return InstanceView(
+        name=instance.name,
+        run=instance.run,
+        state=instance.state,
+        since=since,
+        unit=instance.unit,
+        invocation_id=instance.invocation_id,
+        main_pid=instance.main_pid,
+        endpoint=str(instance.record.socket),
+        path=str(instance.record.path),
+        context_tokens=instance.plan.context_tokens,
+        parallel=instance.plan.parallel,
+        window_tokens=instance.plan.window_tokens,
+        cache_type_k=instance.plan.cache_type_k,
+        cache_type_v=instance.plan.cache_type_v,
+        reserved_bytes=reservation.reserved_bytes if reservation else 0,
+        measured_bytes=reservation.measured_bytes if reservation else None,
+        engine_version=instance.record.engine_version,
+        adopted=instance.adopted,
+        failure=instance.failure.problem() if instance.failure else None,
+    )
+
+
+def model_view(
+    checkpoint: Checkpoint,
+    aliases: Mapping[str, str],
+    facts: CheckpointFacts | None,
+    problem: LlmError | None,
+    instance: Instance | None,
+) -> ModelView:
+    """A checkpoint as clients see it."""
+    return ModelView(
+        name=checkpoint.name,
+        aliases=tuple(sorted(alias for alias, name in aliases.items() if name == checkpoint.name)),
+        path=str(checkpoint.path),
+        size_bytes=checkpoint.size_bytes,
+        shards=len(checkpoint.shards),
+        architecture=facts.architecture if facts else None,
+        quantisation=facts.quantisation if facts else None,
+        trained_context_tokens=facts.trained_context_tokens if facts else None,
+        state=instance.state if instance else None,
+        problem=problem.problem() if problem else None,
+    )
+
+
+def card_view(
+    card: Card, reading: MemoryReading | None, budget: Budget | None, charged_bytes: int, problem: LlmError | None
+) -> CardView:
+    """The card as clients see it."""
+    return CardView(
+        kind=card.kind,
+        name=card.name,
+        uuid=card.uuid,
+        driver_version=card.driver_version,
+        total_bytes=reading.total_bytes if reading else None,
+        used_bytes=reading.used_bytes if reading else None,
+        free_bytes=reading.free_bytes if reading else None,
+        reserved_by_driver_bytes=reading.reserved_bytes if reading else None,
+        reserved_by_us_bytes=charged_bytes,
+        available_bytes=budget.grantable_bytes if budget else None,
+        problem=problem.problem() if problem else None,
+    )
+
+
+def engine_view(build: Build, capabilities: Capabilities | None, problem: LlmError | None) -> EngineView:
+    """The engine that the next load would use, as clients see it."""
+    return EngineView(
+        server=str(build.server),
+        source=build.source,
+        locked=build.locked,
+        version=capabilities.version if capabilities else None,
+        backend=capabilities.backend if capabilities else None,
+        devices=capabilities.devices if capabilities else (),
+        problem=problem.problem() if problem else None,
+    )

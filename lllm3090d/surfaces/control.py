@@ -1,0 +1,426 @@
+"""The control API: HTTP with JSON on the Unix socket, for the user that owns the daemon and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.planner import PlanRequest
+from lllm3090d.serving import journal
+from lllm3090d.serving.daemon import Answer, Daemon, LoadProgress, Moved, Preview
+from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
+from lllm3090d.serving.history import time_text
+from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.scheduler import Instance
+from lllm3090d.serving.unit_spec import identifier
+from lllm3090d.serving.views import card_view, engine_view, instance_view, model_view, plan_view
+from lllm3090d.surfaces.openapi import document
+from lllm3090d.version import VERSION
+from lllm3090d.wire import (
+    CancelBody,
+    Cancelled,
+    EngineView,
+    Instances,
+    InstanceView,
+    LoadBody,
+    LoadLine,
+    LoadLineKind,
+    LogLine,
+    Models,
+    ModelView,
+    PlanBody,
+    PlanOptions,
+    PlanView,
+    Status,
+    UnloadBody,
+    Unloaded,
+    Version,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 20
+NDJSON = "application/x-ndjson"
+PROBLEM_JSON = "application/problem+json"
+DEFAULT_LOG_LINES = 100
+MAX_LOG_LINES = 100_000
+
+Body = TypeVar("Body", bound=BaseModel)
+Item = TypeVar("Item")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def problem_response(error: LlmError) -> web.Response:
+    """An error as an RFC 9457 problem document."""
+    return web.Response(
+        status=error.kind.http_status, text=json.dumps(error.problem()) + "\n", content_type=PROBLEM_JSON
+    )
+
+
+def _json(model: BaseModel) -> web.Response:
+    return web.Response(text=model.model_dump_json() + "\n", content_type="application/json")
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Render every failure as a problem document; what nobody expected is logged and said to be ours."""
+    try:
+        return await handler(request)
+    except LlmError as error:
+        return problem_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return problem_response(_http_problem(request, error))
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as error:  # the edge: the client gets an answer, the journal the traceback
+        log.error("a request failed unexpectedly", exc_info=error, extra={"path": request.path})
+        return problem_response(
+            LlmError(
+                ErrorCode.INTERNAL,
+                f"the daemon made a mistake: {type(error).__name__}: {error}",
+                hint="Please report it with: journalctl --user -u lllm3090d -n 50",
+            )
+        )
+
+
+def _http_problem(request: web.Request, error: web.HTTPException) -> LlmError:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return LlmError(
+            ErrorCode.INVALID_REQUEST,
+            f"the request body is larger than {MAX_BODY_BYTES} bytes",
+            hint="See /v1/openapi.json for what is understood.",
+        )
+    method = (
+        f"; {request.path} takes {', '.join(sorted(error.allowed_methods))}"
+        if isinstance(error, web.HTTPMethodNotAllowed)
+        else ""
+    )
+    return LlmError(
+        ErrorCode.NO_SUCH_ROUTE,
+        f"{request.method} {request.path}: {error.reason}{method}",
+        hint="See /v1/openapi.json for what is understood.",
+    )
+
+
+@web.middleware
+async def own_user_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse every other user, root included: what it may do, it does as this user."""
+    transport = request.transport
+    connection: socket.socket | None = transport.get_extra_info("socket") if transport else None
+    if connection is None:
+        raise ConnectionResetError("the client has left")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    if uid != os.getuid():
+        log.warning("a foreign user was refused", extra={"uid": uid})
+        raise LlmError(
+            ErrorCode.FORBIDDEN_PEER,
+            f"this daemon belongs to uid {os.getuid()}; uid {uid} may not use it",
+            hint="Run the client as that user.",
+        )
+    return await handler(request)
+
+
+async def _body(request: web.Request, model: type[Body]) -> Body:
+    text = await request.read()
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, absurdly long or deep
+        raise LlmError(
+            ErrorCode.NOT_JSON,
+            f"the body of {request.method} {request.path} is not JSON: {error}",
+            hint='Send an object, for example {"model": "qwen-27b"}.',
+        ) from error
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        items = error.errors(include_url=False, include_context=False, include_input=False)
+        problems_found = [f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in items]
+        raise LlmError(
+            ErrorCode.INVALID_REQUEST,
+            "; ".join(problems_found),
+            hint=f"Known fields: {', '.join(model.model_fields)}.",
+            problems=problems_found,
+        ) from error
+
+
+def _number(request: web.Request, key: str, default: int, highest: int) -> int:
+    text = request.query.get(key, str(default))
+    # Bounded before it is converted: int() refuses thousands of digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20) or int(text) > highest:
+        raise LlmError(
+            ErrorCode.INVALID_REQUEST,
+            f"{key}={text} is not a whole number from 0 to {highest}",
+            hint=f"Leave {key} out for {default}.",
+        )
+    return int(text)
+
+
+def _flag(request: web.Request, key: str) -> bool:
+    return _number(request, key, 0, 1) == 1
+
+
+def _plan_request(options: PlanOptions) -> PlanRequest:
+    return PlanRequest(
+        context_tokens=options.context_tokens,
+        parallel=options.parallel,
+        cache_type_k=options.cache_type,
+        cache_type_v=options.cache_type,
+    )
+
+
+class ControlApi:
+    """Routes and handlers; each converts, asks the daemon, converts back."""
+
+    def __init__(self, daemon: Daemon, systemd_version: str) -> None:
+        self.daemon = daemon
+        self.systemd_version = systemd_version
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[problems, own_user_only], client_max_size=MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.get("/v1/version", self.version),
+                web.get("/v1/status", self.status),
+                web.get("/v1/models", self.models),
+                web.get("/v1/instances", self.instances),
+                web.get("/v1/instances/{name:.+}/logs", self.logs),
+                web.get("/v1/events", self.events),
+                web.get("/v1/openapi.json", self.openapi),
+                web.post("/v1/plan", self.plan),
+                web.post("/v1/load", self.load),
+                web.post("/v1/unload", self.unload),
+                web.post("/v1/cancel", self.cancel),
+            ]
+        )
+        return app
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    async def version(self, _: web.Request) -> web.Response:
+        """``GET /v1/version``."""
+        return _json(Version(version=VERSION))
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """``GET /v1/openapi.json``."""
+        return web.json_response(document())
+
+    async def status(self, _: web.Request) -> web.Response:
+        """``GET /v1/status``: never fails as a whole; what cannot be read is a problem inside."""
+        daemon = self.daemon
+        reading = budget = card_problem = None
+        try:
+            observation = daemon.observe()
+            reading = observation.reading
+            budget = daemon.scheduler.budget(observation)
+        except LlmError as error:
+            card_problem = error
+        engine, engine_problem = await asyncio.to_thread(self._engine)
+        return _json(
+            Status(
+                version=VERSION,
+                pid=os.getpid(),
+                started=daemon.started,
+                systemd_version=self.systemd_version,
+                card=card_view(
+                    daemon.reader.card,
+                    reading,
+                    budget,
+                    daemon.scheduler.ledger.charged_bytes(),
+                    card_problem,
+                ),
+                engine=engine,
+                engine_problem=engine_problem.problem() if engine_problem else None,
+                models_dir=str(daemon.settings.models_dir),
+                config_file=str(daemon.config_file),
+                instances=self._instance_views(),
+            )
+        )
+
+    def _engine(self) -> tuple[EngineView | None, LlmError | None]:
+        try:
+            build, capabilities = self.daemon.engine()
+        except LlmError as error:
+            return None, error
+        return engine_view(build, capabilities, None), None
+
+    async def models(self, _: web.Request) -> web.Response:
+        """``GET /v1/models``."""
+        views = await asyncio.to_thread(self._model_views)
+        return _json(Models(models_dir=str(self.daemon.settings.models_dir), models=views))
+
+    def _model_views(self) -> tuple[ModelView, ...]:
+        views = []
+        for checkpoint in self.daemon.library().scan():
+            facts = problem = None
+            try:
+                facts = self.daemon.facts.get(checkpoint.shards)
+            except LlmError as error:
+                problem = error
+            instance = self.daemon.scheduler.instance(checkpoint.name)
+            views.append(model_view(checkpoint, self.daemon.settings.aliases, facts, problem, instance))
+        return tuple(views)
+
+    async def instances(self, _: web.Request) -> web.Response:
+        """``GET /v1/instances``."""
+        return _json(Instances(instances=self._instance_views()))
+
+    def _instance_views(self) -> tuple[InstanceView, ...]:
+        return tuple(self._instance_view(instance) for instance in self.daemon.scheduler.instances)
+
+    def _instance_view(self, instance: Instance) -> InstanceView:
+        since = self.daemon.since.get(instance.run, self.daemon.started)
+        return instance_view(instance, self.daemon.scheduler.ledger, since)
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """``GET /v1/instances/{name}/logs?lines=&follow=``: NDJSON."""
+        instance = self.daemon.loaded(request.match_info["name"])
+        lines = _number(request, "lines", DEFAULT_LOG_LINES, MAX_LOG_LINES)
+        name = identifier(instance.unit)
+        if _flag(request, "follow"):
+            return await self._stream(request, _log_lines(journal.follow(name, lines)))
+        return await self._stream(request, _log_lines(_each(await journal.tail(name, lines))))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """``GET /v1/events?since=&follow=``: NDJSON."""
+        since = _number(request, "since", 0, 1 << 62)
+        if _flag(request, "follow"):
+            return await self._stream(request, self.daemon.history.follow(since))
+        return await self._stream(request, _each(self.daemon.history.since(since)))
+
+    # --- changing ------------------------------------------------------------------------------------------
+
+    async def plan(self, request: web.Request) -> web.Response:
+        """``POST /v1/plan``: what a load would get now."""
+        body = await _body(request, PlanBody)
+        return _json(_preview_view(await self.daemon.preview(body.model, _plan_request(body))))
+
+    async def load(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/load``: NDJSON until ready or failed; a refusal before that is a problem document."""
+        body = await _body(request, LoadBody)
+        began = time.monotonic()
+        asked = asyncio.create_task(self.daemon.load(body.model, _plan_request(body), body.token))
+        try:
+            # A client that leaves ends this handler, not the load.
+            token, answers = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._abandoned)
+            raise
+        return await self._stream(request, self._load_lines(token, answers, began))
+
+    def _abandoned(self, asked: asyncio.Task[tuple[str, AsyncGenerator[Answer, None]]]) -> None:
+        if asked.cancelled():
+            return
+        error = asked.exception()
+        if error is None:
+            self.daemon.forget(asked.result()[0])
+        else:
+            log.info("a load failed after its client had left", extra={"reason": str(error)})
+
+    async def _load_lines(
+        self, token: str, answers: AsyncGenerator[Answer], began: float
+    ) -> AsyncGenerator[LoadLine, None]:
+        async for answer in answers:
+            elapsed = round(time.monotonic() - began, 4)
+            match answer:
+                case Admitted(run=run):
+                    yield self._line(LoadLineKind.ADMITTED, elapsed, token, run)
+                case Joined(run=run):
+                    yield self._line(LoadLineKind.JOINED, elapsed, token, run)
+                case Queued():
+                    yield LoadLine(
+                        kind=LoadLineKind.STATE, elapsed_s=elapsed, token=token, state=InstanceState.QUEUED
+                    )
+                case Moved(state=state):
+                    yield LoadLine(kind=LoadLineKind.STATE, elapsed_s=elapsed, token=token, state=state)
+                case LoadProgress():
+                    yield LoadLine(
+                        kind=LoadLineKind.PROGRESS,
+                        elapsed_s=elapsed,
+                        token=token,
+                        state=InstanceState.LOADING,
+                        resident_bytes=answer.progress.resident_bytes,
+                        expected_bytes=answer.expected_bytes,
+                    )
+                case LoadDone(run=run):
+                    yield self._line(LoadLineKind.READY, elapsed, token, run)
+                case Failed(error=error):
+                    yield LoadLine(
+                        kind=LoadLineKind.FAILED, elapsed_s=elapsed, token=token, problem=error.problem()
+                    )
+
+    def _line(self, kind: LoadLineKind, elapsed: float, token: str, run: str) -> LoadLine:
+        instance = self.daemon.scheduler.by_run(run)
+        return LoadLine(
+            kind=kind,
+            elapsed_s=elapsed,
+            token=token,
+            state=instance.state if instance else None,
+            instance=self._instance_view(instance) if instance else None,
+        )
+
+    async def unload(self, request: web.Request) -> web.Response:
+        """``POST /v1/unload``: answers when the memory is back."""
+        body = await _body(request, UnloadBody)
+        began = time.monotonic()
+        done = await self.daemon.unload(body.model)
+        return _json(
+            Unloaded(
+                name=done.name,
+                run=done.run,
+                released_bytes=done.released_bytes,
+                elapsed_s=round(time.monotonic() - began, 4),
+            )
+        )
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """``POST /v1/cancel``: withdraw a load by its token."""
+        body = await _body(request, CancelBody)
+        done = await self.daemon.cancel(body.token)
+        return _json(Cancelled(token=done.load_token, stopped=done.stopped))
+
+    # --- streaming -----------------------------------------------------------------------------------------
+
+    async def _stream(self, request: web.Request, lines: AsyncGenerator[BaseModel, None]) -> web.StreamResponse:
+        """One JSON document a line, as soon as it exists. A client that leaves ends only its own stream."""
+        response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
+        await response.prepare(request)
+        try:
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    await response.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
+        except LlmError as error:
+            # The status has been sent; the last line tells.
+            await response.write(json.dumps({"problem": error.problem()}).encode() + b"\n")
+        await response.write_eof()
+        return response
+
+
+async def _each(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
+    for item in items:
+        yield item
+
+
+async def _log_lines(lines: AsyncGenerator[journal.JournalLine, None]) -> AsyncGenerator[LogLine, None]:
+    async for line in lines:
+        yield LogLine(at=time_text(line.at_realtime_us), message=line.message)
+
+
+def _preview_view(preview: Preview) -> PlanView:
+    found = preview.found
+    return plan_view(found.checkpoint, found.facts, preview.plan, preview.budget, preview.argv)

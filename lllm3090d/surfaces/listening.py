@@ -1,0 +1,189 @@
+"""The runtime directory, the lock that keeps a second daemon out, and the control socket."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.serving.unit_spec import SUN_PATH_BYTES
+
+LISTEN_FDS_START = 3  # sd_listen_fds(3)
+BACKLOG = 128
+
+
+@dataclass(slots=True)
+class Listening:
+    """A bound control socket and the lock; close() ends both."""
+
+    sock: socket.socket
+    path: Path
+    lock_fd: int
+    activated: bool  # systemd owns the socket and keeps it when we end
+
+    def close(self) -> None:
+        """Stop listening; removes the socket's file unless systemd owns it."""
+        self.sock.close()
+        if not self.activated:
+            self.path.unlink(missing_ok=True)
+        os.close(self.lock_fd)
+
+
+def prepare_runtime_dir(directory: Path) -> None:
+    """Make the directory and ``engines`` in it, private to this user.
+
+    Raises:
+        LlmError: RUNTIME_DIR_UNUSABLE when it cannot be made or belongs to somebody else.
+    """
+    try:
+        for path in (directory, directory / "engines"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                raise LlmError(
+                    ErrorCode.RUNTIME_DIR_UNUSABLE,
+                    f"{path} is not a directory of uid {os.getuid()}",
+                    hint="Remove it, or choose another runtime_dir (LLLM3090_RUNTIME_DIR).",
+                    path=str(path),
+                )
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                path.chmod(0o700)
+    except OSError as error:
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            f"the runtime directory cannot be made: {error}",
+            hint="Log in through a session that has XDG_RUNTIME_DIR, or set LLLM3090_RUNTIME_DIR.",
+            path=str(directory),
+        ) from error
+
+
+def check_length(path: Path) -> None:
+    """Raise SOCKET_PATH_TOO_LONG for a path that does not fit ``sun_path``."""
+    length = len(os.fsencode(path))
+    if length > SUN_PATH_BYTES:
+        raise LlmError(
+            ErrorCode.SOCKET_PATH_TOO_LONG,
+            f"{path} is {length} bytes long; a Unix socket's path holds {SUN_PATH_BYTES}",
+            hint="Choose a shorter runtime_dir (LLLM3090_RUNTIME_DIR).",
+            path=str(path),
+            limit_bytes=SUN_PATH_BYTES,
+        )
+
+
+def _lock(directory: Path) -> int:
+    """Take the lock of the directory; the kernel gives it back however we end."""
+    path = directory / "daemon.lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            f"the lock cannot be opened: {error}",
+            hint="Remove it, or choose another runtime_dir (LLLM3090_RUNTIME_DIR).",
+            path=str(path),
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise LlmError(
+            ErrorCode.ALREADY_RUNNING,
+            f"another lllm3090d{f' (PID {holder})' if holder else ''} serves {directory}",
+            hint="Use it: lllm3090ctl status. Or stop it: systemctl --user stop lllm3090d",
+            directory=str(directory),
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def _activated() -> socket.socket | None:
+    """The socket that systemd passed, if it did; the variables are for us alone and go no further."""
+    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "0")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or count == "0":
+        return None
+    if count != "1":
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            f"systemd passed {count} sockets; one is expected",
+            hint="See: systemctl --user cat lllm3090d.socket",
+        )
+    try:
+        os.set_inheritable(LISTEN_FDS_START, False)
+        sock = socket.socket(fileno=LISTEN_FDS_START)
+    except OSError as error:
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            f"what systemd passed is not a socket: {error}",
+            hint="See: systemctl --user cat lllm3090d.socket",
+        ) from error
+    if sock.family != socket.AF_UNIX or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        sock.close()
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            "the socket that systemd passed is not a listening Unix socket",
+            hint="See: systemctl --user cat lllm3090d.socket",
+        )
+    return sock
+
+
+def _is_listened_on(path: Path, table: Path = Path("/proc/net/unix")) -> bool:
+    """Somebody listens here. Looked up, not tried: a connection would start a socket-activated service."""
+    for line in table.read_text(errors="surrogateescape").splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        # Num RefCount Protocol Flags Type St Inode Path; the flag is the kernel's __SO_ACCEPTCON.
+        if len(fields) == 8 and int(fields[3], 16) & 0x10000 and fields[7] == str(path):
+            return True
+    return False
+
+
+def listen(path: Path) -> Listening:
+    """Lock the directory and take systemd's socket, or bind our own at this path.
+
+    Raises:
+        LlmError: ALREADY_RUNNING, SOCKET_PATH_TOO_LONG, RUNTIME_DIR_UNUSABLE.
+    """
+    check_length(path)
+    prepare_runtime_dir(path.parent)
+    lock_fd = _lock(path.parent)
+    try:
+        passed = _activated()
+    except LlmError:
+        os.close(lock_fd)
+        raise
+    if passed is not None:
+        return Listening(passed, Path(os.fsdecode(passed.getsockname())), lock_fd, activated=True)
+    if _is_listened_on(path):
+        os.close(lock_fd)
+        raise LlmError(
+            ErrorCode.ALREADY_RUNNING,
+            f"systemd listens on {path} already and starts the daemon on first use",
+            hint="Use it: lllm3090ctl status. Or run by hand after: systemctl --user stop lllm3090d.socket",
+            path=str(path),
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # We hold the lock and nobody listens: whatever lies there is a dead daemon's.
+        path.unlink(missing_ok=True)
+        mask = os.umask(0o177)
+        try:
+            sock.bind(os.fspath(path))
+        finally:
+            os.umask(mask)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        os.close(lock_fd)
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            f"the control socket {path} cannot be bound: {error}",
+            hint="Choose another runtime_dir (LLLM3090_RUNTIME_DIR).",
+            path=str(path),
+        ) from error
+    return Listening(sock, path, lock_fd, activated=False)

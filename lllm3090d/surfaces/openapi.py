@@ -1,0 +1,89 @@
+"""The OpenAPI document of the control API, generated from the wire models."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from lllm3090d import wire
+from lllm3090d.version import VERSION
+
+NDJSON = "application/x-ndjson"
+JSON = "application/json"
+PROBLEM_JSON = "application/problem+json"
+PROBLEM = {"$ref": "#/components/schemas/Problem"}
+# method, path, summary, request model, response model, media type of the response
+ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str], ...] = (
+    ("get", "/v1/version", "Version of the daemon and of this API", None, wire.Version, JSON),
+    ("get", "/v1/status", "The daemon, the card, the engine and what runs", None, wire.Status, JSON),
+    ("get", "/v1/models", "Checkpoints on disk", None, wire.Models, JSON),
+    ("get", "/v1/instances", "What runs", None, wire.Instances, JSON),
+    ("get", "/v1/instances/{name}/logs", "Lines of an engine's log", None, wire.LogLine, NDJSON),
+    ("get", "/v1/events", "What happened, and what happens", None, wire.Event, NDJSON),
+    ("post", "/v1/plan", "The plan a load would get now", wire.PlanBody, wire.PlanView, JSON),
+    ("post", "/v1/load", "Load a model; streams until it is ready", wire.LoadBody, wire.LoadLine, NDJSON),
+    ("post", "/v1/unload", "Unload; answers when its memory is back", wire.UnloadBody, wire.Unloaded, JSON),
+    ("post", "/v1/cancel", "Withdraw a load by its token", wire.CancelBody, wire.Cancelled, JSON),
+)
+PARAMETERS: dict[str, list[dict[str, Any]]] = {
+    "/v1/instances/{name}/logs": [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},
+        {"name": "lines", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 100}},
+        {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
+    ],
+    "/v1/events": [
+        {"name": "since", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}},
+        {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
+    ],
+}
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "RFC 9457 problem document; codes are listed in docs/reference/errors.md",
+    "required": ["type", "title", "status", "detail", "code", "exit_status"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "exit_status": {"type": "integer"},
+        "hint": {"type": "string"},
+        "details": {"type": "object"},
+    },
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The document, made on first use."""
+    models = {model for _, _, _, body, answer, _ in ROUTES for model in (body, answer) if model is not None}
+    ordered = sorted(models, key=lambda model: model.__name__)
+    references, definitions = models_json_schema(
+        [(model, "validation") for model in ordered], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, Any] = {}
+    for method, path, summary, body, answer, media in ROUTES:
+        content = {media: {"schema": references[answer, "validation"]}}
+        operation: dict[str, Any] = {
+            "summary": summary,
+            "operationId": answer.__name__.lower() + "_" + method,
+            "responses": {
+                "200": {"description": summary, "content": content},
+                "default": {"description": "A problem", "content": {PROBLEM_JSON: {"schema": PROBLEM}}},
+            },
+        }
+        if body is not None:
+            content = {JSON: {"schema": references[body, "validation"]}}
+            operation["requestBody"] = {"required": True, "content": content}
+        if path in PARAMETERS:
+            operation["parameters"] = PARAMETERS[path]
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "lllm3090d control API", "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": {**definitions["$defs"], "Problem": PROBLEM_SCHEMA}},
+    }

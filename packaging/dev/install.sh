@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Install for one person, from this working tree, without root: install.sh install|uninstall
+#   ~/.local/share/lllm3090/venv    the programs and their libraries
+#   ~/.local/bin                    links to lllm3090d and lllm3090ctl
+#   ~/.config/systemd/user          the units
+# Models, settings (~/.config/lllm3090) and what was learnt (~/.local/state/lllm3090) are never touched.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+data=${XDG_DATA_HOME:-$HOME/.local/share}/lllm3090
+venv=$data/venv
+bin=$HOME/.local/bin
+units=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user
+names=(lllm3090d.service lllm3090d.socket lllm3090.slice)
+programs=(lllm3090d lllm3090ctl)
+
+say() { printf 'install: %s\n' "$*"; }
+
+manager_answers() { systemctl --user show-environment >/dev/null 2>&1; }
+
+install_all() {
+  local name python
+  "$here/setup.sh" packages
+  python=$("$here/setup.sh" python)
+  say "installing into $venv"
+  mkdir -p "$data" "$bin" "$units"
+  if ! [ -x "$venv/bin/python" ]; then
+    # Debian's own binding is used where pip's does not support the interpreter yet.
+    local options=()
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 14))' && options+=(--system-site-packages)
+    "$python" -m venv "${options[@]}" "$venv"
+  fi
+  # A copy, so that the working tree may change or go.
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade --force-reinstall --no-deps "$root"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+  for name in "${programs[@]}"; do
+    ln -sfn "$venv/bin/$name" "$bin/$name"
+  done
+  for name in "${names[@]}"; do
+    # systemd expands % and reads quotes: the path is quoted and its % doubled.
+    PROGRAM="\"${venv//%/%%}/bin/lllm3090d\"" awk \
+      '{ i = index($0, "/usr/bin/lllm3090d"); if (i) $0 = substr($0, 1, i - 1) ENVIRON["PROGRAM"] substr($0, i + 18); print }' \
+      "$root/systemd/$name" >"$units/$name"
+  done
+  if manager_answers; then
+    systemctl --user daemon-reload
+    systemctl --user enable --quiet lllm3090d.socket
+    if systemctl --user is-active --quiet lllm3090d.service; then
+      say "the daemon runs: starting it anew (models go on)"
+      systemctl --user restart lllm3090d.service
+    fi
+    systemctl --user start lllm3090d.socket
+    say "done. The daemon starts with its first use: lllm3090ctl status"
+  else
+    say "installed, but your systemd user manager does not answer here. When it does (after a login):
+    systemctl --user daemon-reload && systemctl --user enable --now lllm3090d.socket"
+  fi
+  case ":$PATH:" in *":$bin:"*) ;; *) say "$bin is not in your PATH; log in again, or call $bin/lllm3090ctl" ;; esac
+  say "models are looked for in ~/models, one directory each (another place: LLLM3090_MODELS_DIR or config.toml)"
+}
+
+uninstall_all() {
+  local name
+  if manager_answers; then
+    systemctl --user stop lllm3090d.socket lllm3090d.service 2>/dev/null || true # not loaded: nothing to stop
+    if [ -n "$(systemctl --user list-units --plain --no-legend 'lllm3090-*.service')" ]; then
+      say "stopping the models that run, for nothing would manage them any more"
+      systemctl --user stop 'lllm3090-*.service'
+    fi
+    if [ -e "$units/lllm3090d.socket" ]; then
+      systemctl --user disable --quiet lllm3090d.service lllm3090d.socket
+    fi
+  fi
+  for name in "${names[@]}"; do
+    rm -f "$units/$name" "$units"/*.wants/"$name"
+  done
+  manager_answers && systemctl --user daemon-reload
+  for name in "${programs[@]}"; do
+    if [ "$(readlink "$bin/$name" 2>/dev/null)" = "$venv/bin/$name" ]; then rm -f "$bin/$name"; fi
+  done
+  rm -rf "$venv"
+  rmdir "$data" 2>/dev/null || true # engines may be there
+  say "removed. Models, ~/.config/lllm3090 and ~/.local/state/lllm3090 are as they were"
+}
+
+case "${1:-}" in
+  install) install_all ;;
+  uninstall) uninstall_all ;;
+  *)
+    echo "usage: install.sh install|uninstall" >&2
+    exit 64
+    ;;
+esac

@@ -1,0 +1,534 @@
+"""A fake llama-server: the real command line and HTTP API on a Unix socket; misbehaves on demand.
+
+Stdlib only, since a copy of this file is the executable (see :func:`install_fake_engine`). What it does is
+read from the JSON file that FAKE_ENGINE_BEHAVIOUR names, else from ``behaviour.json`` beside it; the keys
+are the fields of :class:`Behaviour`. Answering requests re-reads it, so a test can let a running engine
+hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import resource
+import signal
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+
+MIB = 1 << 20
+BEHAVIOUR_FILE = "behaviour.json"
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the engine does.
+
+    Attributes:
+        version: the line that ``--version`` prints.
+        devices: lines of ``--list-devices`` without the indent; none for a CPU build.
+        missing_flags: options that this build does not know.
+        load_s: seconds from start to ready.
+        steps: pieces in which memory is claimed while loading.
+        vram_mib: MiB claimed on the fake card of ``nvml_state``; out of memory when the card has less free.
+        host_mib: MiB of host memory really allocated.
+        nvml_state: state file of the fake card; default FAKE_NVML_STATE.
+        crash_during_load: ``{"exit": 1}`` or ``{"signal": "SIGSEGV"}``, and ``"lines": [...]`` said before.
+        oom: run out of card memory half-way, whatever is free.
+        crash_after_tokens: abort when so many tokens have been sent.
+        hang: answer ``/health``, send no tokens.
+        ignore_sigterm: only SIGKILL ends it.
+        hold_after_exit_s: seconds for which the card shows the memory after the end.
+        tokens: words of every answer.
+        token_s: seconds between them.
+    """
+
+    version: str = "version: 0.6.0-dev (build 0, commit unknown)"
+    devices: tuple[str, ...] = ()
+    missing_flags: tuple[str, ...] = ()
+    load_s: float = 0.0
+    steps: int = 4
+    vram_mib: int = 0
+    host_mib: int = 0
+    nvml_state: str | None = None
+    crash_during_load: dict[str, Any] | None = None
+    oom: bool = False
+    crash_after_tokens: int | None = None
+    hang: bool = False
+    ignore_sigterm: bool = False
+    hold_after_exit_s: float = 0.0
+    tokens: tuple[str, ...] = ("Hello", " from", " the", " fake", " engine", ".")
+    token_s: float = 0.0
+
+
+# Spellings, value, description, variable: the part of the real command line that matters to a launch.
+OPTIONS: tuple[tuple[str, str, str, str], ...] = (
+    ("-h, --help, --usage", "", "print usage and exit", ""),
+    ("--version", "", "show version and build info", ""),
+    ("--list-devices", "", "print list of available devices and exit", ""),
+    ("-c, --ctx-size", "N", "size of the prompt context", "LLAMA_ARG_CTX_SIZE"),
+    ("-b, --batch-size", "N", "logical maximum batch size", "LLAMA_ARG_BATCH"),
+    ("-ub, --ubatch-size", "N", "physical maximum batch size", "LLAMA_ARG_UBATCH"),
+    ("-fa, --flash-attn", "[on|off|auto]", "set Flash Attention use", "LLAMA_ARG_FLASH_ATTN"),
+    ("-ctk, --cache-type-k", "TYPE", "KV cache data type for K", "LLAMA_ARG_CACHE_TYPE_K"),
+    ("-ctv, --cache-type-v", "TYPE", "KV cache data type for V", "LLAMA_ARG_CACHE_TYPE_V"),
+    ("-dev, --device", "<dev1,dev2,..>", "devices to use for offloading", "LLAMA_ARG_DEVICE"),
+    ("-ngl, --gpu-layers, --n-gpu-layers", "N", "layers to store in VRAM", "LLAMA_ARG_N_GPU_LAYERS"),
+    ("-fit, --fit", "[on|off]", "whether to adjust unset arguments", "LLAMA_ARG_FIT"),
+    ("-m, --model", "FNAME", "model path to load", "LLAMA_ARG_MODEL"),
+    (
+        "-ctxcp, --ctx-checkpoints, --swa-checkpoints",
+        "N",
+        "context checkpoints",
+        "LLAMA_ARG_CTX_CHECKPOINTS",
+    ),
+    ("-cram, --cache-ram", "N", "maximum cache size in MiB", "LLAMA_ARG_CACHE_RAM"),
+    ("-kvu, --kv-unified, -no-kvu, --no-kv-unified", "", "single unified KV buffer", "LLAMA_ARG_KV_UNIFIED"),
+    ("-np, --parallel", "N", "number of server slots", "LLAMA_ARG_N_PARALLEL"),
+    ("-a, --alias", "STRING", "set model name aliases, comma-separated", "LLAMA_ARG_ALIAS"),
+    ("--host", "HOST", "address to listen on, or UNIX socket path ending in .sock", "LLAMA_ARG_HOST"),
+    ("--port", "PORT", "port to listen", "LLAMA_ARG_PORT"),
+    ("--ui, --webui, --no-ui, --no-webui", "", "whether to enable the Web UI", "LLAMA_ARG_UI"),
+    ("--metrics", "", "enable prometheus compatible metrics endpoint", "LLAMA_ARG_ENDPOINT_METRICS"),
+    ("--slots, --no-slots", "", "expose slots monitoring endpoint", "LLAMA_ARG_ENDPOINT_SLOTS"),
+    ("--jinja, --no-jinja", "", "whether to use jinja template engine for chat", "LLAMA_ARG_JINJA"),
+)
+
+
+def install_fake_engine(directory: Path, **behaviour: Any) -> Path:
+    """Put a fake llama-server and its behaviour into ``directory``; the result serves as LLLM3090_LLAMA_DIR.
+
+    Args:
+        directory: made if missing.
+        behaviour: fields of :class:`Behaviour`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    server = directory / "llama-server"
+    # Beside and renamed: a running copy keeps its file, and nobody sees half of a new one.
+    fresh = directory / ".llama-server.new"
+    fresh.write_text(
+        f"#!{sys.executable} -IS\n" + Path(__file__).read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    fresh.chmod(0o755)
+    fresh.rename(server)
+    set_behaviour(directory, **behaviour)
+    return directory
+
+
+def set_behaviour(directory: Path, **behaviour: Any) -> None:
+    """Replace the behaviour of an installed engine; a running one takes over what concerns requests."""
+    text = json.dumps(dataclasses.asdict(Behaviour(**behaviour)))
+    fresh = directory / f".{BEHAVIOUR_FILE}.new"
+    fresh.write_text(text, encoding="utf-8")
+    fresh.rename(directory / BEHAVIOUR_FILE)
+
+
+@contextlib.contextmanager
+def edited_state(path: Path) -> Iterator[list[str]]:
+    """The lines of a fake card's state file, for change; written back at once and as a whole."""
+    with Path(f"{path}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield lines
+        fresh = Path(f"{path}.new")
+        fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        fresh.rename(path)
+
+
+def free_bytes(lines: list[str]) -> int:
+    """Bytes free on the first card of a state file, by the library's own rule."""
+    free = devices = 0
+    for line in lines:
+        key, *values = line.split() or [""]
+        devices += key == "device"
+        if devices != 1:
+            continue
+        if key == "total":
+            free += int(values[0])
+        elif key in ("reserved", "other"):
+            free -= int(values[0])
+        elif key == "process" and values[2] != "na" and (values[3:4] != ["alive"] or _runs(values[1])):
+            free -= int(values[2])
+    return free
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+        )
+    except FileNotFoundError:
+        return False
+
+
+def load_behaviour() -> Behaviour:
+    """The behaviour of this executable."""
+    named = os.environ.get("FAKE_ENGINE_BEHAVIOUR")
+    path = Path(named) if named else Path(__file__).resolve().parent / BEHAVIOUR_FILE
+    try:
+        return Behaviour(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Behaviour()
+
+
+def help_text(behaviour: Behaviour) -> str:
+    """``--help`` in the layout of the real one: descriptions at column 40, or below a long option."""
+    lines = ["----- common params -----", ""]
+    for spellings, value, description, variable in OPTIONS:
+        names = [name for name in spellings.split(", ") if name not in behaviour.missing_flags]
+        if not names:
+            continue
+        left = f"{', '.join(names)} {value}".rstrip()
+        lines += [f"{left:<39} {description}"] if len(left) < 39 else [left, " " * 40 + description]
+        if variable:
+            lines.append(" " * 40 + f"(env: {variable})")
+    return "\n".join(lines)
+
+
+class UsageError(Exception):
+    """The command line is wrong."""
+
+
+def parse(argv: list[str], behaviour: Behaviour) -> dict[str, str]:
+    """Arguments by the last spelling of their option, then the variables that fill what is missing."""
+    by_name: dict[str, tuple[str, str]] = {}
+    values: dict[str, str] = {}
+    for spellings, value, _, variable in OPTIONS:
+        names = spellings.split(", ")
+        by_name.update({name: (names[-1], value) for name in names if name not in behaviour.missing_flags})
+        if variable in os.environ:
+            values[names[-1]] = os.environ[variable]
+    rest = iter(argv)
+    for argument in rest:
+        if argument not in by_name:
+            raise UsageError(f"error: invalid argument: {argument}")
+        name, wants = by_name[argument]
+        given = next(rest, None) if wants else argument
+        if given is None:
+            raise UsageError(f'error while handling argument "{argument}": expected value for argument')
+        if wants in ("N", "PORT") and not given.lstrip("-").isdigit():
+            raise UsageError(f'error while handling argument "{argument}": stoi')
+        values[name] = given
+    return values
+
+
+def say(text: str) -> None:
+    """A log line."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # its log is its standard error
+
+
+class Engine:
+    """The running server: loads, then answers."""
+
+    def __init__(self, arguments: dict[str, str], behaviour: Behaviour) -> None:
+        self.arguments = arguments
+        self.behaviour = behaviour
+        self.ready = threading.Event()
+        self.sent_tokens = 0
+        self.busy_slots = 0
+        self.lock = threading.Lock()
+        self._ballast: list[bytearray] = []
+        state = behaviour.nvml_state or os.environ.get("FAKE_NVML_STATE")
+        self._state = Path(state) if state else None
+
+    @property
+    def model(self) -> str:
+        return self.arguments["--model"]
+
+    @property
+    def alias(self) -> str:
+        return self.arguments.get("--alias", self.model).split(",")[0]
+
+    def load(self) -> None:
+        """Claim memory in steps, or fail as demanded."""
+        say(f"srv    load_model: loading model '{self.model}'")
+        with Path(self.model).open("rb") as file:
+            if file.read(4) != b"GGUF":
+                self._give_up(f"gguf_init_from_file: failed to read magic of '{self.model}'")
+        steps = max(1, self.behaviour.steps)
+        for step in range(1, steps + 1):
+            time.sleep(self.behaviour.load_s / steps)
+            if 2 * step > steps:
+                self._fail_if_demanded()
+            self._claim(step, steps)
+        say("srv  llama_server: model loaded")
+        say(f"srv  llama_server: listening on unix://{self.arguments['--host']}")
+        self.ready.set()
+
+    def _fail_if_demanded(self) -> None:
+        if self.behaviour.oom:
+            self._out_of_memory(self.behaviour.vram_mib * MIB or 9216 * MIB)
+        crash = self.behaviour.crash_during_load
+        if crash is not None:
+            for line in crash.get("lines", []):
+                say(line)
+            die(crash)
+
+    def _claim(self, step: int, steps: int) -> None:
+        share = self.behaviour.host_mib * MIB // steps
+        if share:
+            self._ballast.append(bytearray(os.urandom(4096)) * (share // 4096))
+        if self._state is None or self.behaviour.vram_mib == 0:
+            return
+        wanted = self.behaviour.vram_mib * MIB * step // steps
+        hold_ms = int(self.behaviour.hold_after_exit_s * 1000)
+        with edited_state(self._state) as lines:
+            self._forget(lines)
+            fits = wanted <= free_bytes(lines)
+            if fits:
+                at = next(index for index, line in enumerate(lines) if line.split() == ["device"])
+                lines.insert(at + 1, f"process c {os.getpid()} {wanted} alive {hold_ms}")
+        if not fits:
+            self._out_of_memory(wanted)
+
+    @staticmethod
+    def _forget(lines: list[str]) -> None:
+        own = str(os.getpid())
+        lines[:] = [line for line in lines if line.split()[:1] != ["process"] or line.split()[2] != own]
+
+    def release(self) -> None:
+        """Give the card's memory back, as the driver does at the end of a process."""
+        if self._state is not None and self.behaviour.vram_mib and not self.behaviour.hold_after_exit_s:
+            with edited_state(self._state) as lines:
+                self._forget(lines)
+
+    def _out_of_memory(self, wanted: int) -> None:
+        say(
+            "E ggml_backend_cuda_buffer_type_alloc_buffer: allocating "
+            f"{wanted / MIB:.2f} MiB on device 0: cudaMalloc failed: out of memory"
+        )
+        say(f"E alloc_tensor_range: failed to allocate CUDA0 buffer of size {wanted}")
+        self._give_up("unable to allocate CUDA0 buffer")
+
+    def _give_up(self, why: str) -> None:
+        say(f"E llama_model_load: error loading model: {why}")
+        say("E llama_model_load_from_file_impl: failed to load model")
+        say(f"E srv    load_model: failed to load model, '{self.model}'")
+        self.release()
+        raise SystemExit(1)
+
+
+def die(how: dict[str, Any]) -> None:
+    """End at once, by signal or exit status."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if "signal" in how:
+        number = signal.Signals[how["signal"]]
+        signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    sys.stderr.flush()
+    os._exit(int(how.get("exit", 1)))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The HTTP API."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "llama.cpp"
+    engine: ClassVar[Engine]
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet, as the real one is about requests at this level."""
+
+    def _json(self, document: Any, status: int = 200) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _error(self, status: int, message: str, kind: str) -> None:
+        self._json({"error": {"message": message, "type": kind, "code": status}}, status)
+
+    def _loading(self) -> bool:
+        if self.engine.ready.is_set():
+            return False
+        self._error(503, "Loading model", "unavailable_error")
+        return True
+
+    def do_GET(self) -> None:
+        """Everything but completions."""
+        answers: dict[str, Callable[[], Any]] = {
+            "/health": lambda: {"status": "ok"},
+            "/v1/health": lambda: {"status": "ok"},
+            "/props": self._props,
+            "/slots": self._slots,
+            "/v1/models": self._models,
+        }
+        answer = answers.get(self.path.partition("?")[0])
+        if answer is None:
+            self._error(404, "File Not Found", "not_found_error")
+        elif not self._loading():
+            self._json(answer())
+
+    def _window(self) -> int:
+        arguments = self.engine.arguments
+        return int(arguments.get("--ctx-size", "4096")) // int(arguments.get("--parallel", "1"))
+
+    def _props(self) -> Any:
+        return {
+            "default_generation_settings": {"n_ctx": self._window()},
+            "total_slots": int(self.engine.arguments.get("--parallel", "1")),
+            "model_alias": self.engine.alias,
+            "model_path": self.engine.model,
+            "chat_template": "",
+        }
+
+    def _slots(self) -> Any:
+        total = int(self.engine.arguments.get("--parallel", "1"))
+        return [
+            {"id": slot, "n_ctx": self._window(), "is_processing": slot < self.engine.busy_slots}
+            for slot in range(total)
+        ]
+
+    def _models(self) -> Any:
+        entry = {"id": self.engine.alias, "object": "model", "created": 0, "owned_by": "llamacpp"}
+        return {"object": "list", "data": [entry]}
+
+    def do_POST(self) -> None:
+        """Chat completions, streamed or whole."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        if self.path != "/v1/chat/completions":
+            self._error(404, "File Not Found", "not_found_error")
+            return
+        if self._loading():
+            return
+        try:
+            request = json.loads(body)
+            streamed = bool(request.get("stream", False))
+        except (ValueError, AttributeError) as error:
+            self._error(400, f"parse error: {error}", "invalid_request_error")
+            return
+        with self.engine.lock:
+            self.engine.busy_slots += 1
+        try:
+            self._complete(streamed)
+        finally:
+            with self.engine.lock:
+                self.engine.busy_slots -= 1
+
+    def _complete(self, streamed: bool) -> None:
+        behaviour = load_behaviour()
+        if streamed:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self._event({"delta": {"role": "assistant", "content": None}, "finish_reason": None})
+        if behaviour.hang:
+            threading.Event().wait()
+        for token in behaviour.tokens:
+            time.sleep(behaviour.token_s)
+            if streamed:
+                self._event({"delta": {"content": token}, "finish_reason": None})
+            self._count(behaviour)
+        if not streamed:
+            message = {"role": "assistant", "content": "".join(behaviour.tokens)}
+            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            self._json({"object": "chat.completion", "model": self.engine.alias, "choices": [choice]})
+            return
+        self._event({"delta": {}, "finish_reason": "stop"}, predicted_n=len(behaviour.tokens))
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _count(self, behaviour: Behaviour) -> None:
+        with self.engine.lock:
+            self.engine.sent_tokens += 1
+            sent = self.engine.sent_tokens
+        if behaviour.crash_after_tokens is not None and sent >= behaviour.crash_after_tokens:
+            say("E CUDA error: an illegal memory access was encountered")
+            die({"signal": "SIGABRT"})
+
+    def _event(self, choice: dict[str, Any], predicted_n: int | None = None) -> None:
+        document: dict[str, Any] = {
+            "object": "chat.completion.chunk",
+            "model": self.engine.alias,
+            "choices": [{"index": 0, **choice}],
+        }
+        if predicted_n is not None:
+            document["timings"] = {"predicted_n": predicted_n, "predicted_per_second": 100.0}
+        self._chunk(b"data: " + json.dumps(document).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """One thread a connection, all of them ending with the process."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def get_request(self) -> tuple[Any, Any]:
+        """A Unix client has no address; the handler wants one."""
+        request, _ = super().get_request()
+        return request, ("unix", 0)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is nobody's error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def serve(arguments: dict[str, str], behaviour: Behaviour) -> None:
+    """Listen, load, answer until told to end."""
+    for name in ("--model", "--host"):
+        if name not in arguments:
+            raise UsageError(f"error: {name} is missing")
+    if not arguments["--host"].endswith(".sock"):
+        raise UsageError("error: this fake listens on Unix sockets only")
+    engine = Engine(arguments, behaviour)
+    Handler.engine = engine
+
+    def end(_number: int, _frame: object) -> None:
+        say("srv    operator(): operator(): cleaning up before exit...")
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour.ignore_sigterm else end)
+    signal.signal(signal.SIGINT, end)
+    try:
+        with Server(arguments["--host"], Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            engine.load()
+            while True:
+                signal.pause()
+    finally:
+        engine.release()
+
+
+def main(argv: list[str]) -> int:
+    """The command line."""
+    behaviour = load_behaviour()
+    try:
+        arguments = parse(argv, behaviour)
+        if "--usage" in arguments:
+            print(help_text(behaviour))  # noqa: T201  # as the real one
+        elif "--version" in arguments:
+            say(behaviour.version)
+        elif "--list-devices" in arguments:
+            lines = behaviour.devices or ("(none)",)
+            print("Available devices:", *(f"  {line}" for line in lines), sep="\n")  # noqa: T201  # as the real one
+        else:
+            serve(arguments, behaviour)
+    except UsageError as error:
+        say(str(error))
+        return 1
+    except FileNotFoundError as error:
+        say(f"gguf_init_from_file: failed to open GGUF file '{error.filename}' ({error.strerror})")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

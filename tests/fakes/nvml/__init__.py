@@ -1,0 +1,120 @@
+"""A graphics card that is not there: a fake ``libnvidia-ml.so.1`` and the state file it answers from."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fakes.engine import edited_state
+
+SOURCE = Path(__file__).with_name("nvml.c")
+LIBRARY = "libnvidia-ml.so.1"
+
+# Return codes of NVML.
+NOT_SUPPORTED = 3
+DRIVER_NOT_LOADED = 9
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+LIB_RM_VERSION_MISMATCH = 18
+
+
+@dataclass(frozen=True)
+class FakeProcess:
+    """A process on the card: kind ``c`` or ``g``; used_bytes None where the driver does not tell."""
+
+    pid: int
+    used_bytes: int | None
+    kind: str = "c"
+
+
+@dataclass(frozen=True)
+class FakeCard:
+    """By default an RTX 3090 as its driver reports it; used_bytes and free_bytes replace the sums."""
+
+    name: str = "NVIDIA GeForce RTX 3090"
+    uuid: str = "GPU-00000000-1111-2222-3333-444444444444"
+    pci: str = "00000000:01:00"
+    total_bytes: int = 24576 << 20
+    reserved_bytes: int = 451 << 20
+    other_bytes: int = 0
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    processes: tuple[FakeProcess, ...] = ()
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Its part of the state file."""
+        rows = [
+            "device",
+            f"  name {self.name}",
+            f"  uuid {self.uuid}",
+            f"  pci {self.pci}",
+            "  capability 8 6",
+            f"  total {self.total_bytes}",
+            f"  reserved {self.reserved_bytes}",
+            f"  other {self.other_bytes}",
+            "  utilisation 3 1",
+            "  temperature 41",
+            "  power 22000",
+        ]
+        rows += [f"  used {self.used_bytes}"] if self.used_bytes is not None else []
+        rows += [f"  free {self.free_bytes}"] if self.free_bytes is not None else []
+        for process in self.processes:
+            used = "na" if process.used_bytes is None else process.used_bytes
+            rows.append(f"  process {process.kind} {process.pid} {used}")
+        return rows + [f"  fail {function} {code}" for function, code in self.failures.items()]
+
+
+class FakeNvml:
+    """The library in a directory of its own, and its state file."""
+
+    def __init__(self, directory: Path) -> None:
+        """Build the library with gcc. Args: directory: made if missing."""
+        self.library_dir = directory / "nvml"
+        self.library_dir.mkdir(parents=True, exist_ok=True)
+        self.state = directory / "nvml.state"
+        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        command += [f"-Wl,-soname,{LIBRARY}", "-o", str(self.library_dir / LIBRARY), str(SOURCE)]
+        subprocess.run(command, check=True)
+        self.write(FakeCard())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to see this card instead of a real one."""
+        return {"LD_LIBRARY_PATH": str(self.library_dir), "FAKE_NVML_STATE": str(self.state)}
+
+    def write(
+        self, *cards: FakeCard, driver: str = "580.95.05", failures: Mapping[str, int] | None = None
+    ) -> None:
+        """Replace the whole state, claims of running fake engines included."""
+        lines = [f"driver {driver}", *(f"fail {name} {code}" for name, code in (failures or {}).items())]
+        for card in cards:
+            lines += card.lines()
+        self.state.touch()
+        with edited_state(self.state) as state:
+            state[:] = lines
+
+    def fail(self, function: str, code: int) -> None:
+        """Let a function return an error from now on, for all cards."""
+        with edited_state(self.state) as state:
+            state.insert(0, f"fail {function} {code}")
+
+    def recover(self) -> None:
+        """Take all demanded errors back."""
+        with edited_state(self.state) as state:
+            state[:] = [line for line in state if line.split()[:1] != ["fail"]]
+
+    def add_process(self, process: FakeProcess) -> None:
+        """Let another program take memory of the last card."""
+        used = "na" if process.used_bytes is None else process.used_bytes
+        with edited_state(self.state) as state:
+            state.append(f"  process {process.kind} {process.pid} {used}")
+
+    def remove_process(self, pid: int) -> None:
+        """Let a program give its memory back."""
+        with edited_state(self.state) as state:
+            state[:] = [
+                line for line in state if line.split()[:1] != ["process"] or line.split()[2] != str(pid)
+            ]

@@ -1,0 +1,439 @@
+/*
+ * A libnvidia-ml.so.1 without a card: the ABI that nvidia-ml-py calls, answered from a state file.
+ *
+ * The file is named by FAKE_NVML_STATE and read on every call, so a test or a fake engine may rewrite it at any time
+ * (by renaming a complete file into place). Its lines, leading blanks ignored:
+ *
+ *   driver TEXT                      driver version
+ *   fail FUNCTION CODE               FUNCTION returns CODE; before the first "device" for all, after it for that device
+ *   device                           begins a card
+ *   name TEXT / uuid TEXT / pci TEXT / capability MAJOR MINOR
+ *   total BYTES / reserved BYTES / other BYTES    "other": used by nobody in particular
+ *   used BYTES / free BYTES          instead of the sums below (for absurd figures)
+ *   utilisation GPU MEMORY / temperature CELSIUS / power MILLIWATT
+ *   process KIND PID BYTES           KIND c or g; BYTES or "na" where the driver does not tell
+ *   process KIND PID BYTES alive HOLD_MS
+ *                                    counts only while PID runs, and for HOLD_MS after its end was first noticed
+ *
+ * used = other + processes, free = total - reserved - used; version 1 counts reserved as used.
+ * The structures follow the published ABI (sizes and order of fields); nothing here comes from NVIDIA.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999
+};
+enum { MAX_DEVICES = 8, MAX_PROCESSES = 64, MAX_FAILURES = 32, TEXT = 96 };
+#define NOT_AVAILABLE (~0ULL)
+
+typedef unsigned long long u64;
+
+struct process { char kind; unsigned pid; u64 bytes; };
+struct failure { char function[TEXT]; int code; };
+struct failures { int count; struct failure list[MAX_FAILURES]; };
+struct device {
+    char name[TEXT], uuid[TEXT], pci[TEXT];
+    int major, minor, has_used, has_free, process_count;
+    unsigned gpu_load, memory_load, temperature, power;
+    u64 total, reserved, other, used, free;
+    struct process processes[MAX_PROCESSES];
+    struct failures failures;
+};
+struct state { char driver[TEXT]; int device_count; struct device devices[MAX_DEVICES]; struct failures failures; };
+
+struct nvml_memory { u64 total, free, used; };
+struct nvml_memory_v2 { unsigned version; u64 total, reserved, free, used; };
+struct nvml_process { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
+struct nvml_utilisation { unsigned gpu, memory; };
+struct nvml_pci {
+    char legacy_bus_id[16];
+    unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+    char bus_id[32];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int references;
+/* Handles are addresses of these; they mean the index only. */
+static char handles[MAX_DEVICES];
+
+static u64 now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000;
+}
+
+/* A zombie has given its memory back already. */
+static int runs(unsigned pid)
+{
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return 0;
+    size_t length = fread(line, 1, sizeof line - 1, file);
+    fclose(file);
+    line[length] = 0;
+    const char *end = strrchr(line, ')');
+    return end && end[1] == ' ' && end[2] != 'Z' && end[2] != 'X';
+}
+
+/* Whether memory of a process that ended is still claimed; the clock starts when the end is first noticed. */
+static int held(unsigned pid, u64 hold_ms)
+{
+    static struct { unsigned pid; u64 noticed; } ended[MAX_PROCESSES];
+    static int count;
+    for (int i = 0; i < count; i++)
+        if (ended[i].pid == pid)
+            return now_ms() - ended[i].noticed < hold_ms;
+    if (hold_ms && count < MAX_PROCESSES) {
+        ended[count].pid = pid;
+        ended[count].noticed = now_ms();
+        count++;
+    }
+    return hold_ms > 0;
+}
+
+static void add_process(struct device *device, const char *rest)
+{
+    char kind, bytes[32], mode[16] = "";
+    unsigned pid;
+    u64 hold_ms = 0;
+    if (sscanf(rest, " %c %u %31s %15s %llu", &kind, &pid, bytes, mode, &hold_ms) < 3)
+        return;
+    if (strcmp(mode, "alive") == 0 && !runs(pid) && !held(pid, hold_ms))
+        return;
+    if (device->process_count == MAX_PROCESSES)
+        return;
+    struct process *process = &device->processes[device->process_count++];
+    process->kind = kind;
+    process->pid = pid;
+    process->bytes = strcmp(bytes, "na") == 0 ? NOT_AVAILABLE : strtoull(bytes, NULL, 10);
+}
+
+static void copy_text(char *to, const char *from)
+{
+    snprintf(to, TEXT, "%s", from);
+}
+
+static void read_line(struct state *state, char *line)
+{
+    line += strspn(line, " \t");
+    line[strcspn(line, "\r\n")] = 0;
+    char *rest = line + strcspn(line, " ");
+    if (*rest)
+        *rest++ = 0;
+    struct device *device = state->device_count ? &state->devices[state->device_count - 1] : NULL;
+    struct failures *failures = device ? &device->failures : &state->failures;
+    if (strcmp(line, "driver") == 0)
+        copy_text(state->driver, rest);
+    else if (strcmp(line, "device") == 0 && state->device_count < MAX_DEVICES)
+        state->device_count++;
+    else if (strcmp(line, "fail") == 0 && failures->count < MAX_FAILURES) {
+        struct failure *failure = &failures->list[failures->count];
+        if (sscanf(rest, "%95s %d", failure->function, &failure->code) == 2)
+            failures->count++;
+    } else if (!device)
+        return;
+    else if (strcmp(line, "name") == 0)
+        copy_text(device->name, rest);
+    else if (strcmp(line, "uuid") == 0)
+        copy_text(device->uuid, rest);
+    else if (strcmp(line, "pci") == 0)
+        copy_text(device->pci, rest);
+    else if (strcmp(line, "capability") == 0)
+        sscanf(rest, "%d %d", &device->major, &device->minor);
+    else if (strcmp(line, "total") == 0)
+        device->total = strtoull(rest, NULL, 10);
+    else if (strcmp(line, "reserved") == 0)
+        device->reserved = strtoull(rest, NULL, 10);
+    else if (strcmp(line, "other") == 0)
+        device->other = strtoull(rest, NULL, 10);
+    else if (strcmp(line, "used") == 0)
+        device->used = strtoull(rest, NULL, 10), device->has_used = 1;
+    else if (strcmp(line, "free") == 0)
+        device->free = strtoull(rest, NULL, 10), device->has_free = 1;
+    else if (strcmp(line, "utilisation") == 0)
+        sscanf(rest, "%u %u", &device->gpu_load, &device->memory_load);
+    else if (strcmp(line, "temperature") == 0)
+        sscanf(rest, "%u", &device->temperature);
+    else if (strcmp(line, "power") == 0)
+        sscanf(rest, "%u", &device->power);
+    else if (strcmp(line, "process") == 0)
+        add_process(device, rest);
+}
+
+static void add_up(struct device *device)
+{
+    if (!device->has_used) {
+        device->used = device->other;
+        for (int i = 0; i < device->process_count; i++)
+            if (device->processes[i].bytes != NOT_AVAILABLE)
+                device->used += device->processes[i].bytes;
+    }
+    u64 gone = device->reserved + device->used;
+    if (!device->has_free)
+        device->free = gone < device->total ? device->total - gone : 0;
+}
+
+static int load(struct state *state)
+{
+    memset(state, 0, sizeof *state);
+    const char *path = getenv("FAKE_NVML_STATE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file)
+        return UNKNOWN;
+    char *line = NULL;
+    size_t capacity = 0;
+    while (getline(&line, &capacity, file) != -1)
+        read_line(state, line);
+    free(line);
+    fclose(file);
+    for (int i = 0; i < state->device_count; i++)
+        add_up(&state->devices[i]);
+    return SUCCESS;
+}
+
+static int demanded(const struct failures *failures, const char *function)
+{
+    for (int i = 0; i < failures->count; i++)
+        if (strcmp(failures->list[i].function, function) == 0)
+            return failures->list[i].code;
+    return SUCCESS;
+}
+
+/* Every call: read the state, then the failure demanded for the library or the device. */
+static int enter(struct state *state, const char *function, const void *handle, struct device **device)
+{
+    int code = UNINITIALIZED;
+    pthread_mutex_lock(&lock);
+    if (references > 0)
+        code = load(state);
+    pthread_mutex_unlock(&lock);
+    if (code != SUCCESS || (code = demanded(&state->failures, function)) != SUCCESS)
+        return code;
+    if (!device)
+        return SUCCESS;
+    const char *slot = handle;
+    if (slot < handles || slot >= handles + state->device_count)
+        return INVALID_ARGUMENT;
+    *device = &state->devices[slot - handles];
+    return demanded(&(*device)->failures, function);
+}
+
+#define ENTER(handle)                                                        \
+    static __thread struct state state;                                      \
+    struct device *device = NULL;                                            \
+    int code = enter(&state, __func__, handle, &device);                     \
+    if (code != SUCCESS)                                                     \
+        return code
+#define ENTER_LIBRARY()                                                      \
+    static __thread struct state state;                                      \
+    int code = enter(&state, __func__, NULL, NULL);                          \
+    if (code != SUCCESS)                                                     \
+        return code
+
+static int give_text(char *to, unsigned length, const char *text)
+{
+    if (strlen(text) >= length)
+        return INSUFFICIENT_SIZE;
+    strcpy(to, text);
+    return SUCCESS;
+}
+
+static int start(void)
+{
+    static struct state state;
+    pthread_mutex_lock(&lock);
+    int code = load(&state);
+    /* One name for both spellings of the call. */
+    if (code == SUCCESS)
+        code = demanded(&state.failures, "nvmlInit");
+    if (code == SUCCESS)
+        references++;
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+int nvmlInit_v2(void) { return start(); }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return start(); }
+
+int nvmlShutdown(void)
+{
+    pthread_mutex_lock(&lock);
+    int code = references > 0 ? SUCCESS : UNINITIALIZED;
+    if (code == SUCCESS)
+        references--;
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+const char *nvmlErrorString(int code)
+{
+    switch (code) {
+    case 0: return "Success";
+    case 1: return "Uninitialized";
+    case 2: return "Invalid Argument";
+    case 3: return "Not Supported";
+    case 4: return "Insufficient Permissions";
+    case 6: return "Not Found";
+    case 7: return "Insufficient Size";
+    case 9: return "Driver Not Loaded";
+    case 12: return "NVML Shared Library Not Found";
+    case 13: return "Function Not Found";
+    case 15: return "GPU is lost";
+    case 18: return "Driver/library version mismatch";
+    case 25: return "Argument version mismatch";
+    case 28: return "GPU not found";
+    default: return "Unknown Error";
+    }
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned length)
+{
+    ENTER_LIBRARY();
+    return give_text(version, length, state.driver);
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count)
+{
+    ENTER_LIBRARY();
+    *count = (unsigned)state.device_count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle)
+{
+    ENTER_LIBRARY();
+    if (index >= (unsigned)state.device_count)
+        return INVALID_ARGUMENT;
+    *handle = &handles[index];
+    return demanded(&state.devices[index].failures, __func__);
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle)
+{
+    ENTER_LIBRARY();
+    for (int i = 0; i < state.device_count; i++)
+        if (strcmp(state.devices[i].uuid, uuid) == 0) {
+            *handle = &handles[i];
+            return demanded(&state.devices[i].failures, __func__);
+        }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetName(void *handle, char *name, unsigned length)
+{
+    ENTER(handle);
+    return give_text(name, length, device->name);
+}
+
+int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length)
+{
+    ENTER(handle);
+    return give_text(uuid, length, device->uuid);
+}
+
+int nvmlDeviceGetPciInfo_v3(void *handle, struct nvml_pci *pci)
+{
+    ENTER(handle);
+    memset(pci, 0, sizeof *pci);
+    sscanf(device->pci, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", pci->domain, pci->bus, pci->device);
+    snprintf(pci->legacy_bus_id, sizeof pci->legacy_bus_id, "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff,
+             pci->device & 0xff);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor)
+{
+    ENTER(handle);
+    *major = device->major;
+    *minor = device->minor;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *memory)
+{
+    ENTER(handle);
+    memory->total = device->total;
+    memory->free = device->free;
+    memory->used = device->has_used ? device->used : device->used + device->reserved;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, struct nvml_memory_v2 *memory)
+{
+    ENTER(handle);
+    if (memory->version != (sizeof *memory | 2u << 24))
+        return 25;
+    memory->total = device->total;
+    memory->reserved = device->reserved;
+    memory->free = device->free;
+    memory->used = device->used;
+    return SUCCESS;
+}
+
+static int give_processes(const struct device *device, char kind, unsigned *count, struct nvml_process *rows)
+{
+    unsigned found = 0;
+    for (int i = 0; i < device->process_count; i++) {
+        if (device->processes[i].kind != kind)
+            continue;
+        if (rows && found < *count)
+            rows[found] = (struct nvml_process){device->processes[i].pid, device->processes[i].bytes, ~0u, ~0u};
+        found++;
+    }
+    unsigned room = rows ? *count : 0;
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, struct nvml_process *rows)
+{
+    ENTER(handle);
+    return give_processes(device, 'c', count, rows);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct nvml_process *rows)
+{
+    ENTER(handle);
+    return give_processes(device, 'c', count, rows);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, struct nvml_process *rows)
+{
+    ENTER(handle);
+    return give_processes(device, 'g', count, rows);
+}
+
+int nvmlDeviceGetUtilizationRates(void *handle, struct nvml_utilisation *utilisation)
+{
+    ENTER(handle);
+    utilisation->gpu = device->gpu_load;
+    utilisation->memory = device->memory_load;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *celsius)
+{
+    ENTER(handle);
+    if (sensor != 0)
+        return INVALID_ARGUMENT;
+    *celsius = device->temperature;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatt)
+{
+    ENTER(handle);
+    *milliwatt = device->power;
+    return SUCCESS;
+}

@@ -1,0 +1,290 @@
+"""From a plan to the command line: every priced flag, only flags the build has, nothing systemd would alter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lllm3090d.engines.arguments import Launch, launch
+from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.probe import parse_help
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.planner import CacheType, CappedBy, Plan
+from lllm3090d.planning.quote import Quote
+from tests.fakes.engine import Behaviour, help_text, parse
+
+pytestmark = pytest.mark.unit
+
+BUILD = Build(Path("/opt/llama.cpp/bin/llama-server"), (Path("/opt/llama.cpp/bin"),), "test", locked=False)
+MODEL = Path("/models/SmolLM2/SmolLM2.gguf")
+SOCKET = Path("/run/user/1000/lllm3090d/engines/smollm2-1a2b.sock")
+PLAN = Plan(
+    context_tokens=8192,
+    parallel=2,
+    window_tokens=4096,
+    cache_type_k=CacheType.Q8_0,
+    cache_type_v=CacheType.Q4_0,
+    batch_tokens=2048,
+    micro_batch_tokens=512,
+    on_card=False,
+    context_checkpoints=8,
+    prompt_cache_mib=1024,
+    capped_by=CappedBy.MODEL,
+    quote=Quote(()),
+)
+ON_CARD = replace(PLAN, on_card=True)
+
+
+def _capabilities(*missing: str, backend: Backend = Backend.CPU) -> Capabilities:
+    flags, valued, variables = parse_help(help_text(Behaviour(missing_flags=missing)))
+    return Capabilities("11434 (abc)", flags, backend, (), valued, variables)
+
+
+def _launch(
+    capabilities: Capabilities | None = None,
+    plan: Plan = PLAN,
+    model: Path = MODEL,
+    alias: str = "SmolLM2",
+    inherited: dict[str, str] | None = None,
+) -> Launch:
+    return launch(
+        BUILD, capabilities or _capabilities(), model, plan, SOCKET, alias, inherited=inherited or {}
+    )
+
+
+def _value(line: Launch, flag: str) -> str:
+    return line.argv[line.argv.index(flag) + 1]
+
+
+def test_every_priced_flag_is_emitted() -> None:
+    line = _launch()
+
+    assert line.argv[0] == str(BUILD.server)
+    expected = {
+        "--host": str(SOCKET),
+        "-m": str(MODEL),
+        "--alias": "SmolLM2",
+        "-c": "8192",
+        "--parallel": "2",
+        "-ctk": "q8_0",
+        "-ctv": "q4_0",
+        "-b": "2048",
+        "-ub": "512",
+        "-fa": "on",
+        "--fit": "off",
+        "--ctx-checkpoints": "8",
+        "--cache-ram": "1024",
+    }
+    assert {flag: _value(line, flag) for flag in expected} == expected
+    assert {"--no-kv-unified", "--no-ui", "--jinja", "--metrics", "--slots"} <= set(line.argv)
+    assert "--no-warmup" not in line.argv
+    assert dict(line.environment) == {"GGML_NO_BACKTRACE": "1", "LD_LIBRARY_PATH": "/opt/llama.cpp/bin"}
+
+
+def test_command_line_is_understood_as_meant() -> None:
+    values = parse(list(_launch().argv[1:]), Behaviour())
+    assert (values["--ctx-size"], values["--parallel"], values["--model"]) == ("8192", "2", str(MODEL))
+
+
+def test_host_only_launch_keeps_off_the_card() -> None:
+    on_cpu_build = _launch()
+    assert _value(on_cpu_build, "--device") == "none"
+    assert "-ngl" not in on_cpu_build.argv  # a CPU build would warn about it
+
+    on_gpu_build = _launch(_capabilities(backend=Backend.CUDA))
+    assert _value(on_gpu_build, "--device") == "none"
+    assert _value(on_gpu_build, "-ngl") == "0"
+
+
+@pytest.mark.parametrize("backend", [Backend.CUDA, Backend.VULKAN, Backend.UNKNOWN])
+def test_all_layers_on_the_card(backend: Backend) -> None:
+    line = _launch(_capabilities(backend=backend), ON_CARD)
+    assert _value(line, "-ngl") == "999"
+    assert "--device" not in line.argv
+
+
+def test_cpu_build_cannot_carry_out_a_plan_for_the_card() -> None:
+    with pytest.raises(LlmError) as caught:
+        _launch(plan=ON_CARD)
+    assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
+    assert "no device" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("spellings", "named"),
+    [
+        (("--host",), "--host"),
+        (("-m", "--model"), "-m"),
+        (("-c", "--ctx-size"), "-c"),
+        (("-np", "--parallel"), "--parallel"),
+        (("-ctk", "--cache-type-k"), "-ctk"),
+        (("-ctv", "--cache-type-v"), "-ctv"),
+        (("-fa", "--flash-attn"), "-fa"),
+        (("-b", "--batch-size"), "-b"),
+        (("-ub", "--ubatch-size"), "-ub"),
+    ],
+)
+def test_missing_required_flag_refuses_the_build(spellings: tuple[str, ...], named: str) -> None:
+    with pytest.raises(LlmError) as caught:
+        _launch(_capabilities(*spellings))
+    assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
+    assert named in caught.value.message
+    assert str(BUILD.server) in caught.value.message
+    assert caught.value.details["flag"] == named
+
+
+@pytest.mark.parametrize(
+    ("spellings", "gone"),
+    [
+        (("--fit", "-fit"), "off"),
+        (("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "8"),
+        (("-cram", "--cache-ram"), "1024"),
+        (("--no-kv-unified", "-no-kvu"), "--no-kv-unified"),
+        (("--no-ui", "--no-webui"), "--no-ui"),
+        (("--jinja",), "--jinja"),
+        (("--metrics",), "--metrics"),
+        (("--slots",), "--slots"),
+        (("--device", "-dev"), "none"),
+        (("-a", "--alias"), "SmolLM2"),
+    ],
+)
+def test_missing_optional_flag_is_dropped_with_its_value(spellings: tuple[str, ...], gone: str) -> None:
+    line = _launch(_capabilities(*spellings))
+    assert not {*spellings, gone} & set(line.argv)
+    parse(list(line.argv[1:]), Behaviour(missing_flags=spellings))
+
+
+@pytest.mark.parametrize(
+    ("missing", "used"),
+    [
+        (("--parallel",), "-np"),
+        (("-ctk",), "--cache-type-k"),
+        (("--ctx-checkpoints",), "--swa-checkpoints"),
+        (("--no-ui",), "--no-webui"),
+        (("--no-kv-unified",), "-no-kvu"),
+        (("-m",), "--model"),
+    ],
+)
+def test_other_spellings(missing: tuple[str, ...], used: str) -> None:
+    assert used in _launch(_capabilities(*missing)).argv
+
+
+def test_old_flash_attention_switch_takes_no_value() -> None:
+    new = _capabilities()
+    old = replace(new, valued_flags=new.valued_flags - {"-fa", "--flash-attn"})
+    argv = _launch(old).argv
+    assert "on" not in argv
+    assert "-fa" in argv
+
+
+@pytest.mark.parametrize("name", ["pay $HOME.gguf", "a;b.gguf", "$$; ${X}.gguf"])
+def test_path_that_systemd_would_alter_goes_through_the_environment(name: str) -> None:
+    model = Path("/models") / name
+    line = _launch(model=model)
+
+    assert dict(line.environment)["LLAMA_ARG_MODEL"] == str(model)
+    assert not {"-m", "--model", str(model)} & set(line.argv)
+    assert not [argument for argument in line.argv if "$" in argument or ";" in argument]
+    assert "LLAMA_ARG_MODEL" not in line.unset
+
+
+@pytest.mark.parametrize(
+    "name", ["two words.gguf", 'it\'s "quoted".gguf', "back\\slash %n *~.gguf", "ünïcode\n.gguf"]
+)
+def test_other_odd_paths_stay_arguments(name: str) -> None:
+    model = Path("/models") / name
+    assert _value(_launch(model=model), "-m") == str(model)
+
+
+def test_build_without_that_variable_refuses_the_path() -> None:
+    capabilities = replace(_capabilities(), variables=frozenset())
+    with pytest.raises(LlmError) as caught:
+        _launch(capabilities, model=Path("/models/a$b.gguf"))
+    assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
+    assert "LLAMA_ARG_MODEL" in caught.value.message
+    assert "Rename" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("alias", "shown"), [("a,b", "a_b"), ("tab\tnew\nline", "tab_new_line"), ("-dash", "-dash"), ("ü", "ü")]
+)
+def test_alias_is_one_name(alias: str, shown: str) -> None:
+    assert _value(_launch(alias=alias), "--alias") == shown
+
+
+def test_alias_with_a_dollar_goes_through_the_environment_or_away() -> None:
+    assert dict(_launch(alias="a$b").environment)["LLAMA_ARG_ALIAS"] == "a$b"
+
+    without = replace(_capabilities(), variables=frozenset())
+    line = _launch(without, alias="a$b")
+    assert "--alias" not in line.argv
+    assert "LLAMA_ARG_ALIAS" not in dict(line.environment)
+    assert "--alias" not in _launch(alias="").argv
+
+
+def test_path_that_is_no_utf8_is_refused() -> None:
+    with pytest.raises(LlmError) as caught:
+        _launch(model=Path("/models") / os.fsdecode(b"caf\xe9.gguf"))
+    assert caught.value.code is ErrorCode.BAD_CHECKPOINT
+    assert "UTF-8" in caught.value.message
+    caught.value.message.encode("utf-8")  # printable everywhere
+
+
+def test_relative_path_is_a_programming_error() -> None:
+    with pytest.raises(ValueError, match="absolute"):
+        _launch(model=Path("model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("socket", "code"),
+    [
+        ("/run/engine.socket", ErrorCode.RUNTIME_DIR_UNUSABLE),
+        ("engine.sock", ErrorCode.RUNTIME_DIR_UNUSABLE),
+        ("/run/a,b.sock", ErrorCode.RUNTIME_DIR_UNUSABLE),
+        (os.fsdecode(b"/run/\xff.sock"), ErrorCode.RUNTIME_DIR_UNUSABLE),
+        ("/run/" + "x" * 98 + ".sock", ErrorCode.SOCKET_PATH_TOO_LONG),
+        ("/run/" + "ü" * 49 + ".sock", ErrorCode.SOCKET_PATH_TOO_LONG),
+    ],
+)
+def test_socket_the_engine_cannot_take(socket: str, code: ErrorCode) -> None:
+    with pytest.raises(LlmError) as caught:
+        launch(BUILD, _capabilities(), MODEL, PLAN, Path(socket), "x", inherited={})
+    assert caught.value.code is code
+
+
+def test_longest_socket_path_is_taken() -> None:
+    socket = Path("/run/" + "x" * 97 + ".sock")
+    assert len(str(socket)) == 107
+    assert str(socket) in launch(BUILD, _capabilities(), MODEL, PLAN, socket, "x", inherited={}).argv
+
+
+def test_socket_with_a_dollar_goes_through_the_environment() -> None:
+    line = launch(BUILD, _capabilities(), MODEL, PLAN, Path("/run/a$b.sock"), "x", inherited={})
+    assert dict(line.environment)["LLAMA_ARG_HOST"] == "/run/a$b.sock"
+    assert "--host" not in line.argv
+
+
+def test_engine_in_a_directory_systemd_would_alter_is_refused() -> None:
+    build = replace(BUILD, server=Path("/opt/a;b/llama-server"))
+    with pytest.raises(LlmError) as caught:
+        launch(build, _capabilities(), MODEL, PLAN, SOCKET, "x", inherited={})
+    assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
+
+
+def test_inherited_environment() -> None:
+    line = _launch(
+        model=Path("/m/a$b.gguf"),
+        inherited={
+            "LD_LIBRARY_PATH": "/cuda",
+            "LLAMA_ARG_NO_SUCH": "1",
+            "LLAMA_API_KEY": "secret",
+            "LLAMA_ARG_MODEL": "/other.gguf",
+            "HOME": "/home/x",
+        },
+    )
+    assert dict(line.environment)["LD_LIBRARY_PATH"] == "/opt/llama.cpp/bin:/cuda"
+    assert {"LLAMA_ARG_NO_SUCH", "LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_HOST"} <= set(line.unset)
+    assert not {"HOME", "LLAMA_ARG_MODEL"} & set(line.unset)

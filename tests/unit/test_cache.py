@@ -1,0 +1,239 @@
+"""The KV cache: cells and bytes as the engine lays them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind
+from lllm3090d.engines.capabilities import Backend
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning import cache
+from lllm3090d.planning.cache import CacheShape, CacheType
+from tests.unit.engine_truth import TruthRow, facts_of, model_names, truth_rows
+
+pytestmark = pytest.mark.unit
+
+CUDA_PADDING_BYTES = 40_000  # rows of quantised tensors that are rounded up to 512 values
+SMOLLM2 = "smollm2-135m"
+GEMMA_270M = "gemma-3-270m"
+GEMMA_27B = "gemma-3-27b"
+
+
+def shape_of(facts: CheckpointFacts, context: int, parallel: int = 1, micro_batch: int = 512) -> CacheShape:
+    return cache.cache_shape(
+        facts,
+        context_tokens=context,
+        parallel=parallel,
+        batch_tokens=max(2048, micro_batch),
+        micro_batch_tokens=micro_batch,
+    )
+
+
+def row_name(row: TruthRow) -> str:
+    types = f"{row.cache_type_k}-{row.cache_type_v}"
+    return (
+        f"{row.model}-{row.source}-{row.backend}-{row.context}-{types}-np{row.parallel}-ub{row.micro_batch}"
+    )
+
+
+def test_the_engine_told_us_enough() -> None:
+    """The truth holds every model on every kind of device: the tests below cannot pass by being empty."""
+    seen = {(row.model, row.backend) for row in truth_rows()}
+    backends = (Backend.CPU, Backend.CUDA, Backend.VULKAN)
+    assert seen == {(model, backend) for model in model_names() for backend in backends}
+    assert {facts_of(model).architecture for model in model_names()} == {"llama", "qwen2", "qwen3", "gemma3"}
+    assert len(truth_rows()) > 300
+
+
+@pytest.mark.parametrize("row", truth_rows(), ids=row_name)
+def test_cells_and_bytes_are_the_engines(row: TruthRow) -> None:
+    """Context and split are equal; bytes are equal on CPU and Vulkan, and short of CUDA's padding only."""
+    assert (row.shape.context_tokens, row.shape.stream_cells) == (row.n_ctx, row.n_ctx_seq)
+    ours = cache.kv_cache_bytes(row.facts, row.shape, row.cache_type_k, row.cache_type_v)
+    padding = CUDA_PADDING_BYTES if row.backend is Backend.CUDA else 0
+    assert 0 <= row.context_bytes - ours <= padding
+
+
+@pytest.mark.parametrize(
+    ("context", "parallel", "n_ctx", "stream"),
+    [
+        (1, 1, 256, 256),
+        (256, 1, 256, 256),
+        (257, 1, 512, 512),
+        (1000, 4, 1024, 256),
+        (10_000, 3, 10_752, 3584),
+        (8192, 2, 8192, 4096),
+        (100, 3, 768, 256),
+    ],
+)
+def test_padding(context: int, parallel: int, n_ctx: int, stream: int) -> None:
+    """Each slot gets its share of the context, padded up to 256 cells."""
+    shape = shape_of(facts_of(SMOLLM2), context, parallel)
+    assert (shape.context_tokens, shape.stream_cells, shape.streams) == (n_ctx, stream, parallel)
+
+
+@given(context=st.integers(1, 1 << 24), parallel=st.integers(1, cache.MAX_SLOTS))
+def test_a_padded_context_stays_as_it_is(context: int, parallel: int) -> None:
+    """What the engine makes of a padded context is that context: a plan can state it before the launch."""
+    facts = facts_of(GEMMA_27B)
+    padded = shape_of(facts, context, parallel).context_tokens
+    assert shape_of(facts, padded, parallel).context_tokens == padded >= context
+    assert padded % parallel == 0
+
+
+def test_the_micro_batch_is_limited_by_the_context_as_given() -> None:
+    assert shape_of(facts_of(SMOLLM2), 300).micro_batch_tokens == 300
+    assert shape_of(facts_of(SMOLLM2), 4096, micro_batch=1024).micro_batch_tokens == 1024
+    small_batch = cache.cache_shape(
+        facts_of(SMOLLM2), context_tokens=4096, parallel=1, batch_tokens=128, micro_batch_tokens=512
+    )
+    assert small_batch.micro_batch_tokens == 128
+
+
+def test_a_window_is_never_longer_than_the_model_was_trained() -> None:
+    assert shape_of(facts_of(SMOLLM2), 16_384).window_tokens == 8192
+    odd = replace(facts_of(SMOLLM2), trained_context_tokens=5000)
+    assert shape_of(odd, 5000).window_tokens == 5000
+    assert shape_of(odd, 5000).context_tokens == 5120
+
+
+@pytest.mark.parametrize(
+    ("context", "parallel", "micro_batch", "cells"),
+    [
+        (32_768, 1, 512, 1536),  # window 1024 and one micro batch
+        (32_768, 4, 512, 1536),  # the same for every stream
+        (32_768, 1, 2048, 3072),  # grows with the micro batch
+        (32_768, 1, 300, 1536),  # padded up to 256
+        (1024, 1, 512, 1024),  # never more than the stream
+    ],
+)
+def test_sliding_layers_keep_their_window(context: int, parallel: int, micro_batch: int, cells: int) -> None:
+    shape = shape_of(facts_of(GEMMA_27B), context, parallel, micro_batch)
+    assert shape.sliding_cells == cells
+    assert shape.cells(LayerKind.SLIDING) == cells
+    assert shape.cells(LayerKind.FULL) == context // parallel
+
+
+def test_models_without_sliding_layers_have_no_sliding_cells() -> None:
+    assert shape_of(facts_of("llama-3.1-8b"), 4096).sliding_cells == 0
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "expected"),
+    [
+        (CacheType.F32, 4096),
+        (CacheType.F16, 2048),
+        (CacheType.BF16, 2048),
+        (CacheType.Q8_0, 1088),
+        (CacheType.Q5_1, 768),
+        (CacheType.Q5_0, 704),
+        (CacheType.Q4_1, 640),
+        (CacheType.Q4_0, 576),
+        (CacheType.IQ4_NL, 576),
+    ],
+)
+def test_rows_of_every_type(cache_type: CacheType, expected: int) -> None:
+    """1024 values, which is one K row of an 8B Llama."""
+    assert cache_type.row_bytes(1024) == expected
+    facts = facts_of("llama-3.1-8b")
+    shape = shape_of(facts, 8192)
+    for other in CacheType:
+        mixed = cache.kv_cache_bytes(facts, shape, cache_type, other)
+        assert mixed == 32 * 8192 * (expected + other.row_bytes(1024))
+
+
+@given(
+    model=st.sampled_from(model_names()),
+    context=st.integers(1, 1 << 20),
+    more=st.integers(0, 1 << 20),
+    slots=st.integers(1, 16),
+    cache_type=st.sampled_from(CacheType),
+)
+def test_more_context_or_slots_never_cost_less(
+    *, model: str, context: int, more: int, slots: int, cache_type: CacheType
+) -> None:
+    """Slots are compared at the same window, one slot and several."""
+    facts = facts_of(model)
+
+    def kv_bytes(window: int, parallel: int) -> int:
+        shape = shape_of(facts, window * parallel, parallel)
+        return cache.kv_cache_bytes(facts, shape, cache_type, cache_type)
+
+    assert kv_bytes(context, slots) <= kv_bytes(context + more, slots)
+    assert kv_bytes(context, slots) < kv_bytes(context, slots + 1)
+
+
+def test_context_checkpoints_are_those_measured() -> None:
+    """The engine reported 3.991 MiB for Gemma-3-270M at q8_0, and about 221 MiB for the 27B."""
+    small, large = facts_of(GEMMA_270M), facts_of(GEMMA_27B)
+    size = cache.context_checkpoint_bytes(small, shape_of(small, 8192), CacheType.Q8_0, CacheType.Q8_0)
+    assert size == 512 * (15 * 544 + 12)
+    assert size / (1 << 20) == pytest.approx(3.991, abs=0.002)
+    size = cache.context_checkpoint_bytes(large, shape_of(large, 8192), CacheType.Q8_0, CacheType.Q8_0)
+    assert size / (1 << 20) == pytest.approx(221, abs=0.5)
+
+
+def test_models_without_a_window_make_no_checkpoints() -> None:
+    facts = facts_of("qwen3-8b")
+    assert cache.context_checkpoint_bytes(facts, shape_of(facts, 8192), CacheType.F16, CacheType.F16) == 0
+
+
+def with_heads(facts: CheckpointFacts, key_length: int, value_length: int) -> CheckpointFacts:
+    layers = tuple(
+        replace(layer, key_length=key_length, k_values=2 * key_length, v_values=2 * value_length)
+        for layer in facts.layers
+    )
+    return replace(facts, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("key_length", "value_length", "type_k", "type_v", "side"),
+    [
+        (80, 80, CacheType.Q8_0, CacheType.F16, "K"),
+        (80, 80, CacheType.F16, CacheType.Q4_0, "V"),
+        (96, 80, CacheType.IQ4_NL, CacheType.Q8_0, "V"),
+    ],
+)
+def test_heads_that_are_no_whole_blocks_are_refused(
+    key_length: int, value_length: int, type_k: CacheType, type_v: CacheType, side: str
+) -> None:
+    facts = with_heads(facts_of("llama-3.1-8b"), key_length, value_length)
+    with pytest.raises(LlmError, match=f"The {side} cache cannot be") as caught:
+        cache.check_cache_types(facts, type_k, type_v)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+    assert caught.value.hint is not None and "f16" in caught.value.hint
+    assert caught.value.details["head_values"] == 80
+
+
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.F16, CacheType.BF16])
+def test_types_without_blocks_suit_every_head(cache_type: CacheType) -> None:
+    cache.check_cache_types(with_heads(facts_of("llama-3.1-8b"), 80, 72), cache_type, cache_type)
+
+
+@pytest.mark.parametrize("model", model_names())
+@pytest.mark.parametrize("cache_type", CacheType)
+def test_the_truth_models_take_every_type(model: str, cache_type: CacheType) -> None:
+    cache.check_cache_types(facts_of(model), cache_type, cache_type)
+
+
+def test_more_slots_than_the_engine_has_are_refused() -> None:
+    with pytest.raises(LlmError, match="at most 256") as caught:
+        shape_of(facts_of(SMOLLM2), 1 << 20, 257)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+    assert shape_of(facts_of(SMOLLM2), 1 << 20, 256).streams == 256
+
+
+@pytest.mark.parametrize(("context", "parallel"), [(0, 1), (-5, 1), (4096, 0), (4096, -1)])
+def test_numbers_that_are_not_positive_are_a_mistake_of_the_caller(context: int, parallel: int) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        shape_of(facts_of(SMOLLM2), context, parallel)
+
+
+def test_sliding_layers_without_a_window_are_a_damaged_model() -> None:
+    with pytest.raises(LlmError, match="no window size") as caught:
+        shape_of(replace(facts_of(GEMMA_270M), sliding_window_tokens=0), 4096)
+    assert caught.value.code is ErrorCode.BAD_CHECKPOINT

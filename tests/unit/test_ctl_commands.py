@@ -1,0 +1,431 @@
+"""Every command against a server that speaks the contract: text for people, documents for programs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from pydantic import BaseModel
+
+from lllm3090d import wire
+from lllm3090d.errors import ErrorCode, LlmError
+from tests.fakes.control_server import (
+    ADMITTED,
+    INSTANCE,
+    LOADING,
+    MIB,
+    MODELS,
+    PLAN,
+    READY,
+    STATUS,
+    TOO_LARGE,
+    ControlServer,
+    Cut,
+    Script,
+    Stream,
+    changed,
+    ctl,
+    event,
+    load_line,
+    name_in_target,
+)
+
+pytestmark = pytest.mark.unit
+
+UNLOADED = wire.Unloaded(name="SmolLM2-135M", run="k3f9", released_bytes=512 * MIB, elapsed_s=0.42)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scripts", "model"),
+    [
+        (["status"], {"status": STATUS}, wire.Status),
+        (["models"], {"models": MODELS}, wire.Models),
+        (["ps"], {"instances": wire.Instances(instances=(INSTANCE,))}, wire.Instances),
+        (["plan", "smol"], {"plan": PLAN}, wire.PlanView),
+        (["unload", "smol"], {"unload": UNLOADED}, wire.Unloaded),
+    ],
+)
+def test_json_is_the_document_of_the_wire(
+    arguments: list[str], scripts: dict[str, Script], model: type[BaseModel]
+) -> None:
+    """One document, equal to what the daemon said."""
+    with ControlServer(**scripts) as server:
+        done = ctl(server, *arguments, "--json")
+    assert done.exit_code == 0
+    assert model.model_validate_json(done.stdout) == next(iter(scripts.values()))
+    assert done.stderr == ""
+
+
+def test_status_tells_daemon_card_engine_and_instances() -> None:
+    """The figures of the card are in MiB and complete."""
+    with ControlServer(status=STATUS) as server:
+        done = ctl(server, "status")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "daemon     0.1.0, pid 321, since 2026-11-30T11:00:00Z, systemd 252"
+    assert lines[1] == f"socket     {server.path}"
+    assert "card       NVIDIA GeForce RTX 3090 (driver 580.95.05)" in lines
+    assert (
+        "memory     MiB: total 24,576.0, used 700.0, free 23,425.0, kept by the driver 451.0,"
+        " reserved for models 512.0, available 22,000.0"
+    ) in lines
+    assert (
+        "engine     /opt/llama/llama-server"
+        " (version: 9870 (abc); cuda; CUDA0; from LLLM3090_LLAMA_DIR, locked)"
+    ) in lines
+    assert lines[-1].split() == [
+        "SmolLM2-135M", "ready", "8192", "2", "512.0", "MiB", "498.0", "MiB", "4711", INSTANCE.unit,
+    ]  # fmt: skip
+
+
+def test_status_shows_problems_and_leaves_out_what_is_unknown() -> None:
+    """A card that cannot be read has no figures, and none of them is shown as 0."""
+    unreadable = LlmError(ErrorCode.CARD_UNREADABLE, "NVML says no.", hint="Reboot.").problem()
+    missing = LlmError(ErrorCode.ENGINE_NOT_FOUND, "No llama-server.", hint="Build one.").problem()
+    silent = dict.fromkeys(
+        ("total_bytes", "used_bytes", "free_bytes", "reserved_by_driver_bytes", "available_bytes")
+    )
+    card = changed(STATUS.card, **silent, problem=unreadable)
+    answer = changed(STATUS, card=card, engine=None, engine_problem=missing, instances=())
+    with ControlServer(status=answer) as server:
+        done = ctl(server, "status")
+    assert done.exit_code == 0
+    assert "memory     MiB: reserved for models 512.0\n" in done.stdout
+    assert "card: The card's memory cannot be read: NVML says no. Hint: Reboot.\n" in done.stdout
+    assert "engine: No llama-server was found: No llama-server. Hint: Build one.\n" in done.stdout
+    assert done.stdout.endswith("\nNo model is loaded.\n")
+
+
+def test_ps_shows_each_instance_and_why_one_failed() -> None:
+    """Unknown states of a newer daemon are shown as they are; nothing measured is a dash."""
+    died = LlmError(ErrorCode.ENGINE_FAILED, "Exit status 1.", hint="lllm3090ctl logs x").problem()
+    failed = changed(
+        INSTANCE, name="Broken", state="failed", main_pid=None, measured_bytes=None, failure=died
+    )
+    with ControlServer(instances=wire.Instances(instances=(INSTANCE, failed))) as server:
+        done = ctl(server, "ps")
+    header, first, second, note = done.stdout.splitlines()
+    assert header.split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "RESERVED", "MEASURED", "PID", "UNIT"]
+    assert first.split()[:4] == ["SmolLM2-135M", "ready", "8192", "2"]
+    assert second.split() == ["Broken", "failed", "8192", "2", "512.0", "MiB", "-", "-", failed.unit]
+    assert note == "Broken: The engine ended: Exit status 1. Hint: lllm3090ctl logs x"
+
+
+def test_nothing_there_says_what_to_do() -> None:
+    """Empty tables are sentences."""
+    with ControlServer(
+        instances=wire.Instances(instances=()), models=wire.Models(models_dir="/m", models=())
+    ) as server:
+        assert "lllm3090ctl load NAME" in ctl(server, "ps").stdout
+        listing = ctl(server, "models").stdout
+    assert "no models in /m" in listing
+    assert "/m/NAME/NAME.gguf" in listing
+
+
+def test_models_tells_what_cannot_be_loaded() -> None:
+    """The problem stands below the table, in one line."""
+    with ControlServer(models=MODELS) as server:
+        lines = ctl(server, "models").stdout.splitlines()
+    assert lines[1].split() == ["SmolLM2-135M", "100.0", "MiB", "llama", "Q4_K_M", "8192", "ready"]
+    assert lines[2].split() == ["page", "3.0", "GiB", "-", "-", "-", "unusable"]
+    assert lines[3] == "page: The model file is damaged: It is HTML. Hint: Fetch it again."
+
+
+def test_plan_is_a_ledger() -> None:
+    """Items, budget with signs, verdict, and a command line that a shell reads back."""
+    with ControlServer(plan=PLAN) as server:
+        done = ctl(server, "plan", "smol", "--context", "8192", "--parallel", "2", "--cache-type", "q8_0")
+        asked = server.next_request()
+    assert asked.body == wire.PlanBody.model_validate(
+        {"model": "smol", "context_tokens": 8192, "parallel": 2, "cache_type": "q8_0"}
+    )
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert "context     8192 tokens (2 slots of 4096, q8_0/f16 cache, trained for 8192)" in lines
+    assert "kv cache              412.0  card   header    30 layers [x] 8192" in lines
+    assert "sum on the card       512.0" in lines
+    assert "sum in host memory  1,024.0" in lines
+    assert "total      +24,576.0  NVML" in lines
+    assert "driver        -451.0  NVML, live" in lines
+    assert "available   24,125.0" in lines
+    assert "It fits, with 23,613.0 MiB to spare." in lines
+    assert tuple(shlex.split(lines[-1])) == PLAN.argv
+
+
+def test_plan_asks_only_for_what_was_chosen() -> None:
+    """What is left out is the planner's choice, not a default of the client."""
+    with ControlServer(plan=PLAN) as server:
+        ctl(server, "plan", "smol")
+        assert server.next_request().body == wire.PlanBody(model="smol")
+
+
+def test_plan_that_does_not_fit_is_refused() -> None:
+    """The ledger on stdout, status 5, and what is missing is rounded up."""
+    tight = changed(PLAN, fits=False, available_bytes=512 * MIB - 1)
+    with ControlServer(plan=tight) as server:
+        done = ctl(server, "plan", "smol")
+    assert done.exit_code == 5
+    assert "It does not fit: 0.1 MiB are missing." in done.stdout.splitlines()
+
+
+def test_refusal_shows_the_arithmetic() -> None:
+    """Ledger, total, available, missing, hint; on stderr, with the status of the problem."""
+    with ControlServer(load=TOO_LARGE) as server:
+        done = ctl(server, "load", "huge")
+    assert done.exit_code == 5
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"lllm3090ctl: It does not fit: {TOO_LARGE.message}"
+    assert "weights          39,000.0  card   header    f" in lines
+    assert "prompts           1,024.0  host   header    h" in lines
+    assert "sum on the card  40,000.0" in lines
+    assert "needed     40,000.0 MiB" in lines
+    assert "available  24,125.0 MiB" in lines
+    assert "missing    15,875.1 MiB" in lines
+    assert lines[-1] == "Hint: Unload SmolLM2-135M: lllm3090ctl unload SmolLM2-135M"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["load", "huge"], "load"),
+        (["plan", "huge"], "plan"),
+        (["unload", "huge"], "unload"),
+        (["ps"], "instances"),
+        (["models"], "models"),
+        (["status"], "status"),
+        (["logs", "huge"], "logs"),
+        (["events"], "events"),
+    ],
+)
+def test_json_of_a_failure_is_the_problem_document(arguments: list[str], word: str) -> None:
+    """On stdout, complete, with the same status as the text has."""
+    with ControlServer(**{word: TOO_LARGE}) as server:
+        done = ctl(server, *arguments, "--json")
+    assert done.exit_code == 5
+    assert json.loads(done.stdout) == json.loads(json.dumps(TOO_LARGE.problem()))
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_ends_in_its_exit_status(code: ErrorCode) -> None:
+    """The table of the daemon is the client's; message and hint reach the person."""
+    error = LlmError(code, "Why it is so.", hint="Do this.\nThen that.")
+    with ControlServer(unload=error) as server:
+        done = ctl(server, "unload", "x")
+    assert done.exit_code == error.kind.exit_status
+    assert (
+        done.stderr == f"lllm3090ctl: {error.kind.title}: Why it is so.\nHint: Do this.\n      Then that.\n"
+    )
+
+
+def test_lists_in_details_are_shown() -> None:
+    """Candidates of an ambiguous name, or the engine's last lines."""
+    error = LlmError(ErrorCode.AMBIGUOUS_MODEL, "Two fit.", candidates=["A-1\x1b[2J", "A-2"], count=2)
+    with ControlServer(unload=error) as server:
+        done = ctl(server, "unload", "a")
+    assert done.stderr.splitlines()[1:] == ["candidates:", r"  A-1\x1b[2J", "  A-2"]
+
+
+@pytest.mark.parametrize("details", [{"items": "no list"}, {"items": [{"name": 1}]}, {"budget": [{}]}])
+def test_misshapen_details_do_not_hide_the_failure(details: dict[str, object]) -> None:
+    """What can be read is shown; the rest is left out."""
+    with ControlServer(
+        unload=LlmError(ErrorCode.INSUFFICIENT_MEMORY, "No.", hint="Wait.", **details)
+    ) as server:
+        done = ctl(server, "unload", "a")
+    assert done.exit_code == 5
+    assert done.stderr == "lllm3090ctl: It does not fit: No.\nHint: Wait.\n"
+
+
+def test_unload_says_what_was_released() -> None:
+    """In MiB and seconds."""
+    with ControlServer(unload=UNLOADED) as server:
+        done = ctl(server, "unload", "smol")
+        assert server.next_request().body == wire.UnloadBody(model="smol")
+    assert done.stdout == "SmolLM2-135M is unloaded: 512.0 MiB released in 0.4 s\n"
+
+
+def test_load_shows_progress_and_then_one_line() -> None:
+    """Progress on stderr, the outcome on stdout."""
+    starting = load_line("state", 0.15, state="starting")
+    with ControlServer(load=Stream((ADMITTED, starting, LOADING, READY))) as server:
+        done = ctl(server, "load", "smol", "--parallel", "2")
+        body = server.next_request().body
+    assert isinstance(body, wire.LoadBody)
+    assert (body.model, body.parallel, body.context_tokens) == ("smol", 2, None)
+    assert body.token
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        "SmolLM2-135M: admitted, context 8192 tokens (2 slots of 4096, q8_0/f16 cache, trained for 8192);"
+        " 512.0 of 24,125.0 MiB",
+        "smol: starting, 0.1 s",
+        "smol: loading, 50.0 of 512.0 MiB, 0.2 s",
+    ]
+    assert done.stdout == (
+        "SmolLM2-135M is ready after 0.9 s: context 8192 tokens (2 slots of 4096, q8_0 cache);"
+        " reserved 512.0 MiB, measured 498.0 MiB; endpoint /run/user/1000/lllm3090d/engines/k3f9.sock\n"
+    )
+
+
+def test_two_loads_have_two_tokens() -> None:
+    """Or one could cancel the other."""
+    with ControlServer(load=Stream((READY,))) as server:
+        tokens = set()
+        for _ in range(2):
+            ctl(server, "load", "smol")
+            body = server.next_request().body
+            assert isinstance(body, wire.LoadBody)
+            tokens.add(body.token)
+    assert len(tokens) == 2
+
+
+def test_load_that_joins_another_says_so() -> None:
+    """The caller knows that the plan is not its own."""
+    with ControlServer(load=Stream((load_line("joined"), READY))) as server:
+        done = ctl(server, "load", "smol")
+    assert done.exit_code == 0
+    assert done.stderr == "smol: is being loaded already, waiting for the same load\n"
+
+
+def test_quiet_load_says_nothing_but_failures() -> None:
+    """With JSON, the last line only."""
+    failed = load_line(
+        "failed", problem=LlmError(ErrorCode.ENGINE_FAILED, "It died.", hint="Look.").problem()
+    )
+    with ControlServer(
+        load=[Stream((ADMITTED, READY)), Stream((ADMITTED, READY)), Stream((ADMITTED, failed))]
+    ) as server:
+        done = ctl(server, "load", "smol", "--quiet")
+        assert (done.exit_code, done.output) == (0, "")
+        done = ctl(server, "load", "smol", "--quiet", "--json")
+        assert wire.LoadLine.model_validate_json(done.stdout) == READY
+        done = ctl(server, "load", "smol", "--quiet")
+        assert done.exit_code == 6
+        assert done.output == "lllm3090ctl: The engine ended: It died.\nHint: Look.\n"
+
+
+def test_json_of_a_load_is_its_stream() -> None:
+    """Line by line, a failure included, and nothing else; the status is that of the problem."""
+    failed = load_line("failed", problem=LlmError(ErrorCode.LOAD_TIMED_OUT, "Too slow.").problem())
+    with ControlServer(load=Stream((ADMITTED, LOADING, failed))) as server:
+        done = ctl(server, "load", "smol", "--json")
+    assert done.exit_code == 8
+    assert [wire.LoadLine.model_validate_json(line) for line in done.stdout.splitlines()] == [
+        ADMITTED,
+        LOADING,
+        failed,
+    ]
+    assert done.stderr == ""
+
+
+def test_unknown_kinds_of_line_are_ignored() -> None:
+    """A newer daemon may say more."""
+    strange = b'{"kind": "evicted", "elapsed_s": 0.1, "token": "t", "victim": "x"}\n'
+    with ControlServer(load=Stream((strange, ADMITTED, READY))) as server:
+        done = ctl(server, "load", "smol")
+    assert done.exit_code == 0
+    assert "evicted" not in done.output
+
+
+@pytest.mark.parametrize("name", ["a/b", "Qwen 3.8 $x;'\"", "ü%2f?#", "..", "x\x1b[31m"])
+def test_names_travel_whole(name: str) -> None:
+    """In a path as one segment, in a body as text."""
+    with ControlServer(logs=Stream((wire.LogLine(at="t", message="m"),)), unload=UNLOADED) as server:
+        assert ctl(server, "logs", name).exit_code == 0
+        seen = server.next_request().target
+        assert name_in_target(seen) == name
+        assert ctl(server, "unload", "--", name).exit_code == 0
+        assert server.next_request().body == wire.UnloadBody(model=name)
+
+
+def test_logs_pass_lines_on() -> None:
+    """Tabs stay, escapes become visible; JSON is the wire's."""
+    lines = (
+        wire.LogLine(at="2026-11-30T11:20:00Z", message="a\tb\x1b[0m"),
+        wire.LogLine(at="t", message=""),
+    )
+    with ControlServer(logs=Stream(lines)) as server:
+        done = ctl(server, "logs", "smol", "-n", "7")
+        assert server.next_request().target == "/v1/instances/smol/logs?lines=7&follow=0"
+        assert done.stdout == "2026-11-30T11:20:00Z  a\tb\\x1b[0m\nt  \n"
+        done = ctl(server, "logs", "smol", "-f", "--json")
+        assert server.next_request().target == "/v1/instances/smol/logs?lines=100&follow=1"
+    assert done.exit_code == 0
+    assert tuple(wire.LogLine.model_validate_json(line) for line in done.stdout.splitlines()) == lines
+
+
+def test_events_pass_lines_on() -> None:
+    """One line each, in order, with what is known."""
+    lines = (
+        event(6, model="smol", state="loading", previous="starting"),
+        event(7, kind="refused", model="huge", message="too large"),
+        event(8, kind="settings"),
+    )
+    with ControlServer(events=Stream(lines)) as server:
+        done = ctl(server, "events", "--since", "5")
+        assert server.next_request().target == "/v1/events?since=5&follow=0"
+        assert done.exit_code == 0
+        assert done.stdout.splitlines() == [
+            "6  2026-11-30T11:20:06Z  state  smol  starting -> loading",
+            "7  2026-11-30T11:20:07Z  refused  huge  too large",
+            "8  2026-11-30T11:20:08Z  settings",
+        ]
+        done = ctl(server, "events", "--json")
+    assert tuple(wire.Event.model_validate_json(line) for line in done.stdout.splitlines()) == lines
+
+
+@pytest.mark.parametrize("ending", [(), (Cut.CONNECTION,)])
+def test_following_events_ends_with_the_daemon(ending: tuple[Cut, ...]) -> None:
+    """However the daemon stops: a message and status 3, after the lines that came."""
+    with ControlServer(events=Stream((event(1), *ending))) as server:
+        done = ctl(server, "events", "--follow")
+        assert server.next_request().target == "/v1/events?since=0&follow=1"
+    assert done.exit_code == 3
+    assert done.stdout.startswith("1  ")
+    assert "The daemon went away" in done.stderr
+    assert "journalctl --user -u lllm3090d -n 20" in done.stderr
+
+
+def test_version_tells_both() -> None:
+    """The client's own is there even when the daemon is not."""
+    with ControlServer(version=wire.Version(version="9.9.9")) as server:
+        done = ctl(server, "version")
+        assert done.stdout == "lllm3090ctl  0.1.0\nlllm3090d    9.9.9 (api v1)\n"
+        document = json.loads(ctl(server, "version", "--json").stdout)
+        gone = server.path
+    assert document == {"lllm3090ctl": {"version": "0.1.0"}, "lllm3090d": {"version": "9.9.9", "api": "v1"}}
+    done = ctl(gone, "version")
+    assert (done.exit_code, done.stdout) == (3, "lllm3090ctl  0.1.0\n")
+    done = ctl(gone, "version", "--json")
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["problem"]["code"] == "daemon_unreachable"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["load"],
+        ["load", ""],
+        ["load", "x", "--context", "0"],
+        ["load", "x", "--context", "many"],
+        ["load", "x", "--parallel", "257"],
+        ["load", "x", "--cache-type", "q9"],
+        ["load", "a\udcff"],
+        ["events", "--since", "-1"],
+        ["logs", "x", "-n", "-1"],
+        ["ps", "extra\x1b[31m"],
+        ["no-such-command\x1b[31m"],
+        ["--timeout", "0", "ps"],
+        ["--socket", "", "ps"],
+    ],
+)
+def test_usage_errors(arguments: list[str]) -> None:
+    """Status 2, before anything is asked, and what is quoted cannot steer the terminal."""
+    with ControlServer() as server:
+        done = ctl(server, *arguments)
+        assert server.seen.empty()
+    assert done.exit_code == 2
+    assert "Usage: lllm3090ctl" in done.stderr
+    assert "\x1b" not in done.output

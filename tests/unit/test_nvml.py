@@ -1,0 +1,284 @@
+"""The NVIDIA card through the real binding, against a library that is not NVIDIA's.
+
+The library is found through LD_LIBRARY_PATH, which the loader reads when a process starts; so each case asks
+a process of its own, or one that lives as long as the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.nvml import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    LIB_RM_VERSION_MISMATCH,
+    LIBRARY,
+    NOT_SUPPORTED,
+    FakeCard,
+    FakeNvml,
+    FakeProcess,
+)
+
+pytestmark = pytest.mark.unit
+
+MIB = 1 << 20
+# Answers each line "open CHOICE", "read" or "close" with one line of JSON.
+ASKED = """
+import dataclasses, json, sys
+from lllm3090d.errors import LlmError
+from lllm3090d.gpus.detect import open_card
+from lllm3090d.settings import CardChoice
+reader = None
+for line in sys.stdin:
+    command, *rest = line.split()
+    try:
+        if command == "open":
+            reader = open_card(CardChoice(rest[0]))
+            answer = dataclasses.asdict(reader.card)
+        elif command == "read":
+            answer = dataclasses.asdict(reader.read())
+        else:
+            reader.close()
+            answer = {}
+    except LlmError as error:
+        answer = error.problem()
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Asker:
+    """A process that reads the card on demand."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ASKED],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """One question, one answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        """End it; nothing may have gone wrong inside."""
+        self._process.communicate(timeout=20)
+        assert self._process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
+    return FakeNvml(tmp_path_factory.mktemp("card"))
+
+
+@pytest.fixture(scope="module")
+def asker(nvml: FakeNvml) -> Iterator[Asker]:
+    process = Asker(nvml.environment)
+    yield process
+    process.end()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_card(nvml: FakeNvml) -> None:
+    nvml.write(FakeCard())
+
+
+def test_memory_is_told_apart(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write(
+        FakeCard(other_bytes=700 * MIB, processes=(FakeProcess(4001, 300 * MIB),)), driver="580.95.05"
+    )
+
+    card = asker.ask("open auto")
+    reading = asker.ask("read")
+
+    assert card == {
+        "kind": "nvidia",
+        "uuid": FakeCard().uuid,
+        "name": "NVIDIA GeForce RTX 3090",
+        "driver_version": "580.95.05",
+    }
+    assert reading["total_bytes"] == 24576 * MIB
+    assert reading["reserved_bytes"] == 451 * MIB
+    assert reading["used_bytes"] == 1000 * MIB
+    assert reading["free_bytes"] == (24576 - 451 - 1000) * MIB
+
+
+def test_readings_follow_the_card(nvml: FakeNvml, asker: Asker) -> None:
+    asker.ask("open nvidia")
+    before = asker.ask("read")
+    nvml.add_process(FakeProcess(4001, 5000 * MIB))
+    after = asker.ask("read")
+    nvml.remove_process(4001)
+
+    assert before["free_bytes"] - after["free_bytes"] == 5000 * MIB
+    assert after["processes"] == [{"pid": 4001, "used_bytes": 5000 * MIB}]
+    assert asker.ask("read")["free_bytes"] == before["free_bytes"]
+
+
+def test_processes_of_both_kinds_are_one_row_each(nvml: FakeNvml, asker: Asker) -> None:
+    rows = (
+        FakeProcess(30, 100 * MIB),
+        FakeProcess(30, 120 * MIB, "g"),
+        FakeProcess(20, None, "g"),
+        FakeProcess(10, None),
+        FakeProcess(10, 50 * MIB, "g"),
+    )
+    nvml.write(FakeCard(processes=rows))
+
+    asker.ask("open auto")
+    reading = asker.ask("read")
+
+    assert [(row["pid"], row["used_bytes"]) for row in reading["processes"]] == [
+        (10, 50 * MIB),
+        (20, None),
+        (30, 120 * MIB),
+    ]
+    assert reading["processes_known"]
+
+
+def test_silent_process_list_is_no_failure_but_said(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write(FakeCard(failures={"nvmlDeviceGetComputeRunningProcesses_v3": NOT_SUPPORTED}))
+    asker.ask("open auto")
+    reading = asker.ask("read")
+    assert (reading["processes"], reading["processes_known"]) == ([], False)
+
+
+@pytest.mark.parametrize("code", [FUNCTION_NOT_FOUND, NOT_SUPPORTED])
+def test_old_driver_does_not_tell_its_reserve(nvml: FakeNvml, asker: Asker, code: int) -> None:
+    nvml.write(FakeCard(other_bytes=100 * MIB, failures={"nvmlDeviceGetMemoryInfo_v2": code}))
+    asker.ask("open auto")
+    reading = asker.ask("read")
+
+    assert reading["reserved_bytes"] is None
+    assert reading["used_bytes"] == 551 * MIB
+    assert reading["free_bytes"] == (24576 - 551) * MIB
+
+
+def test_card_with_the_most_memory_is_chosen(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write(
+        FakeCard(name="NVIDIA T400", uuid="GPU-a", total_bytes=2048 * MIB),
+        FakeCard(uuid="GPU-b"),
+        FakeCard(uuid="GPU-c"),
+    )
+    assert asker.ask("open auto")["uuid"] == "GPU-b"
+    assert asker.ask("read")["total_bytes"] == 24576 * MIB
+
+
+def test_lost_card_is_an_error_and_comes_back(nvml: FakeNvml, asker: Asker) -> None:
+    asker.ask("open auto")
+    nvml.fail("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST)
+    problem = asker.ask("read")
+
+    assert problem["code"] == "card_unreadable"
+    assert "GPU is lost" in problem["detail"]
+    assert problem["details"]["nvml_error"] == GPU_IS_LOST
+    assert problem["hint"]
+
+    nvml.recover()
+    assert asker.ask("read")["total_bytes"] == 24576 * MIB
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        FakeCard(total_bytes=0, reserved_bytes=0),
+        FakeCard(used_bytes=30000 * MIB),
+        FakeCard(free_bytes=24577 * MIB),
+        FakeCard(reserved_bytes=25000 * MIB),
+        FakeCard(used_bytes=12000 * MIB, free_bytes=13000 * MIB),
+        FakeCard(free_bytes=(1 << 64) - 1),
+    ],
+)
+def test_absurd_figures_are_refused(nvml: FakeNvml, asker: Asker, card: FakeCard) -> None:
+    nvml.write(card)
+    asker.ask("open auto")
+    problem = asker.ask("read")
+    assert problem["code"] == "card_unreadable"
+    assert "cannot be true" in problem["detail"]
+
+
+def test_no_device_falls_back_only_under_auto(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write()
+    assert asker.ask("open auto")["kind"] == "cpu"
+    assert "no device" in asker.ask("open nvidia")["detail"]
+
+
+def test_driver_that_is_not_loaded_falls_back_only_under_auto(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.fail("nvmlInit", DRIVER_NOT_LOADED)
+    assert asker.ask("open auto")["kind"] == "cpu"
+
+    problem = asker.ask("open nvidia")
+    assert problem["code"] == "card_unreadable"
+    assert "Driver Not Loaded" in problem["detail"]
+
+
+def test_mismatched_driver_is_an_error_also_under_auto(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.fail("nvmlInit", LIB_RM_VERSION_MISMATCH)
+    for choice in ("auto", "nvidia"):
+        problem = asker.ask(f"open {choice}")
+        assert problem["code"] == "card_unreadable"
+        assert "mismatch" in problem["detail"]
+        assert "restart" in problem["hint"]
+    assert asker.ask("open cpu")["kind"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"]
+)
+def test_failure_while_choosing_is_an_error(nvml: FakeNvml, asker: Asker, function: str) -> None:
+    nvml.fail(function, 999)
+    assert asker.ask("open auto")["code"] == "card_unreadable"
+
+
+def test_close_may_be_repeated_and_ends_reading(asker: Asker) -> None:
+    asker.ask("open auto")
+    assert asker.ask("close") == {}
+    assert asker.ask("close") == {}
+    assert asker.ask("open auto")["kind"] == "nvidia"
+
+
+def test_missing_library_falls_back_only_under_auto(tmp_path: Path) -> None:
+    process = Asker({"LD_LIBRARY_PATH": str(tmp_path)})
+    if process.ask("open auto")["kind"] == "nvidia":
+        process.end()
+        pytest.skip("this machine has a real NVIDIA driver")
+    problem = process.ask("open nvidia")
+    assert problem["code"] == "card_unreadable"
+    assert problem["hint"]
+    process.end()
+
+
+def test_damaged_library_is_an_error_also_under_auto(tmp_path: Path) -> None:
+    (tmp_path / LIBRARY).write_bytes(b"not a library")
+    process = Asker({"LD_LIBRARY_PATH": str(tmp_path)})
+    problem = process.ask("open auto")
+    process.end()
+    assert problem["code"] == "card_unreadable"
+    assert LIBRARY in problem["detail"]
+
+
+def test_memory_of_a_process_that_ended_is_free_again(nvml: FakeNvml, asker: Asker) -> None:
+    """The fake's own promise: a claim marked alive lasts as long as its process, as with a real driver."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as holder:
+        text = nvml.state.read_text(encoding="utf-8")
+        nvml.state.write_text(text + f"process c {holder.pid} {1000 * MIB} alive\n", encoding="utf-8")
+        asker.ask("open auto")
+        held = asker.ask("read")["used_bytes"]
+        holder.communicate()
+    assert (held, asker.ask("read")["used_bytes"]) == (1000 * MIB, 0)

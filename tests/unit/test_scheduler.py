@@ -1,0 +1,563 @@
+"""The scheduler: lists of effects for lists of events, and what must never happen in any history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind
+from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
+from lllm3090d.planning.planner import CacheType, PlanPolicy, PlanRequest
+from lllm3090d.planning.quote import MIB, Place
+from lllm3090d.planning.reserves import ReservePolicy
+from lllm3090d.serving.events import (
+    Admitted,
+    Announce,
+    CancelDone,
+    CancelRequested,
+    Effect,
+    EngineReady,
+    Event,
+    Failed,
+    ForgetUnit,
+    Joined,
+    LoadDone,
+    LoadRequested,
+    LoadStalled,
+    MemoryReleased,
+    Observation,
+    PostMortemRead,
+    Queued,
+    ReadPostMortem,
+    Resubmit,
+    StartFinished,
+    StartUnit,
+    StopFinished,
+    StopUnit,
+    UnitAdopted,
+    UnitSeen,
+    UnitVanished,
+    UnloadDone,
+    UnloadRequested,
+    WaitForMemory,
+    WatchLoading,
+)
+from lllm3090d.serving.instance import ENDED, ON_THE_WAY_UP, SERVING, InstanceState
+from lllm3090d.serving.scheduler import Instance, Policy, Scheduler
+from lllm3090d.serving.unit_spec import RECORD_VARIABLE
+
+pytestmark = pytest.mark.unit
+
+GIB = 1 << 30
+CARD = Card(CardKind.NVIDIA, "GPU-1", "NVIDIA GeForce RTX 3090", "580.95")
+FLAGS = frozenset(
+    "--host -m --alias -c --parallel -ctk -ctv -b -ub -fa -ngl --fit --ctx-checkpoints --cache-ram".split()
+)
+CAPABILITIES = Capabilities("11434", FLAGS, Backend.VULKAN, ("Vulkan0",))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An executable for the builds of these tests."""
+    path = tmp_path_factory.mktemp("engine") / "llama-server"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    World.server = path
+    return path
+
+
+def facts(size_gib: float) -> CheckpointFacts:
+    layer = LayerFacts(LayerKind.FULL, 32, 128, 1024, 1024, 14336, int(size_gib * GIB) // 32)
+    return CheckpointFacts(
+        architecture="llama",
+        title=None,
+        quantisation="Q4_K_M",
+        trained_context_tokens=32768,
+        embedding_length=4096,
+        vocabulary_size=128256,
+        sliding_window_tokens=0,
+        layers=(layer,) * 32,
+        token_embedding_bytes=0,
+        output_bytes=100 * MIB,
+        other_bytes=0,
+        file_bytes=int(size_gib * GIB),
+        has_chat_template=True,
+    )
+
+
+def status(instance: Instance, **changes: Any) -> UnitStatus:
+    values: dict[str, Any] = {
+        "name": instance.unit,
+        "description": "",
+        "load_state": "loaded",
+        "active_state": "active",
+        "sub_state": "running",
+        "result": "success",
+        "main_pid": 100,
+        "exec_main_code": 0,
+        "exec_main_status": 0,
+        "exec_main_start_monotonic_s": 1.0,
+        "invocation_id": "ab" * 16,
+        "control_group": f"/x/{instance.unit}",
+        "environment": (f"{RECORD_VARIABLE}={instance.record.model_dump_json()}",),
+        "argv": ("llama-server",),
+        "job_pending": False,
+        "transient": True,
+        "memory_current_bytes": None,
+    }
+    return UnitStatus(**(values | changes))
+
+
+class World:
+    """A scheduler, a card of 24 GiB, and shorthand for events."""
+
+    server: Path
+
+    def __init__(self) -> None:
+        policy = Policy(
+            plan=PlanPolicy(CacheType.Q8_0, 2048, 512, 8, 1024, 1024),
+            reserves=ReservePolicy(512, 2400),
+            stop_timeout_s=15,
+            engine_sockets_dir=Path("/run/user/1000/lllm3090d/engines"),
+            inherited_environment={"LLAMA_ARG_CTX_SIZE": "7", "PATH": "/bin"},
+        )
+        self.scheduler = Scheduler(policy)
+        self.foreign_bytes = 0
+        self.runs = 0
+
+    def observation(self) -> Observation:
+        ours = self.scheduler.ledger.charged_bytes() + self.scheduler.ledger.quarantined_bytes()
+        loaded = {r.run: r.charged_bytes for r in self.scheduler.ledger}
+        used = ours + self.foreign_bytes
+        reading = MemoryReading(0.0, 24 * GIB, 451 * MIB, used, max(0, 24 * GIB - 451 * MIB - used), ())
+        return Observation(CARD, reading, loaded, loaded, False)
+
+    def request(self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None) -> LoadRequested:
+        self.runs += 1
+        path = Path(f"/models/{name}/model.gguf")
+        return LoadRequested(
+            token=token,
+            run=f"{self.runs:08x}",
+            checkpoint=Checkpoint(name, path, (path,), int(gib * GIB)),
+            facts=facts(gib),
+            request=request or PlanRequest(context_tokens=8192),
+            build=Build(self.server, (), "test", False),
+            capabilities=CAPABILITIES,
+        )
+
+    def do(self, event: Event) -> list[Effect]:
+        needs_reading = isinstance(event, LoadRequested)
+        return self.scheduler.handle(event, self.observation() if needs_reading else None)
+
+    def load(self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None) -> list[Effect]:
+        return self.do(self.request(name, token, gib, request))
+
+    def get(self, name: str) -> Instance:
+        instance = self.scheduler.instance(name)
+        assert instance is not None
+        return instance
+
+    def bring_up(self, name: str, token: str = "t-up", gib: float = 8.0) -> Instance:
+        self.load(name, token, gib)
+        instance = self.get(name)
+        self.do(UnitSeen(status(instance)))
+        self.do(StartFinished(instance.run, None))
+        self.do(EngineReady(instance.run, 5 * GIB))
+        assert instance.state is InstanceState.READY
+        return instance
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in effects if not isinstance(effect, Announce)]
+
+
+def error_of(effects: list[Effect], token: str) -> LlmError:
+    (failed,) = [e for e in effects if isinstance(e, Failed) and e.token == token]
+    return failed.error
+
+
+def test_a_load_is_admitted_before_its_unit_is_started() -> None:
+    world = World()
+    effects = world.load("a", "t1")
+    assert kinds(effects) == [Admitted, StartUnit]
+    (start,) = [e for e in effects if isinstance(e, StartUnit)]
+    assert start.spec.name.startswith("lllm3090-a-")
+    assert start.spec.properties["UnsetEnvironment"] == ("LLAMA_ARG_CTX_SIZE",)
+    assert world.scheduler.ledger.charged_bytes() == world.get("a").plan.quote.total_bytes(Place.CARD)
+
+
+def test_the_way_up_ends_with_an_answer() -> None:
+    world = World()
+    world.load("a", "t1")
+    run = world.get("a").run
+    assert kinds(world.do(StartFinished(run, None))) == [WatchLoading]
+    assert kinds(world.do(UnitSeen(status(world.get("a"))))) == []
+    effects = world.do(EngineReady(run, 5 * GIB))
+    assert kinds(effects) == [LoadDone]
+    assert world.get("a").state is InstanceState.READY
+    assert world.do(EngineReady(run, 5 * GIB)) == []
+
+
+def test_two_loads_of_one_model_share_one_engine() -> None:
+    world = World()
+    world.load("a", "t1")
+    assert kinds(world.load("a", "t2")) == [Joined]
+    run = world.get("a").run
+    world.do(StartFinished(run, None))
+    effects = world.do(EngineReady(run, None))
+    assert [e.token for e in effects if isinstance(e, LoadDone)] == ["t1", "t2"]
+    assert kinds(world.load("a", "t3")) == [LoadDone]
+
+
+@pytest.mark.parametrize(
+    "request_", [PlanRequest(context_tokens=16384), PlanRequest(parallel=2), PlanRequest(cache_type_k=CacheType.F16)]
+)
+def test_a_running_model_is_not_changed_silently(request_: PlanRequest) -> None:
+    world = World()
+    world.bring_up("a")
+    error = error_of(world.load("a", "t2", request=request_), "t2")
+    assert error.code is ErrorCode.LOADED_DIFFERENTLY
+    assert "unload" in (error.hint or "")
+
+
+def test_a_request_that_the_engine_pads_to_what_runs_is_served() -> None:
+    world = World()
+    world.bring_up("a")
+    assert kinds(world.load("a", "t2", request=PlanRequest(context_tokens=8000))) == [LoadDone]
+
+
+def test_what_does_not_fit_is_refused_and_holds_nothing() -> None:
+    world = World()
+    effects = world.load("big", "t1", gib=48)
+    assert kinds(effects) == [Failed]
+    error = error_of(effects, "t1")
+    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error.details["missing_bytes"] > 0
+    assert world.scheduler.instances == ()
+    assert world.scheduler.ledger.charged_bytes() == 0
+
+
+def test_what_fits_alone_is_refused_beside_another() -> None:
+    world = World()
+    world.bring_up("a", gib=14)
+    assert kinds(world.load("b", "t2", gib=14)) == [Failed]
+    assert world.get("a").state is InstanceState.READY
+
+
+def test_a_stranger_on_the_card_counts() -> None:
+    world = World()
+    world.foreign_bytes = 20 * GIB
+    assert error_of(world.load("a", "t1"), "t1").code is ErrorCode.INSUFFICIENT_MEMORY
+
+
+def test_an_engine_without_a_needed_flag_is_refused_and_holds_nothing() -> None:
+    world = World()
+    event = world.request("a", "t1")
+    old = Capabilities("1", FLAGS - {"--parallel"}, Backend.VULKAN, ("Vulkan0",))
+    effects = world.do(
+        LoadRequested("t1", event.run, event.checkpoint, event.facts, event.request, event.build, old)
+    )
+    assert error_of(effects, "t1").code is ErrorCode.ENGINE_UNUSABLE
+    assert world.scheduler.ledger.charged_bytes() == 0
+
+
+def test_unload_gives_memory_back_only_when_the_card_shows_it() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    assert kinds(world.do(UnloadRequested("u1", "a"))) == [StopUnit]
+    held = world.scheduler.ledger.charged_bytes()
+    assert kinds(world.do(StopFinished(instance.run, None))) == [WaitForMemory]
+    assert world.scheduler.ledger.charged_bytes() == held > 0
+    assert kinds(world.do(UnitVanished(instance.unit, None))) == []
+    effects = world.do(MemoryReleased(instance.run, 0))
+    assert kinds(effects) == [ForgetUnit, UnloadDone]
+    assert world.scheduler.ledger.charged_bytes() == 0
+    assert world.scheduler.instances == ()
+
+
+def test_memory_that_does_not_come_back_is_quarantined_until_it_does() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    world.do(UnloadRequested("u1", "a"))
+    world.do(StopFinished(instance.run, None))
+    assert UnloadDone in kinds(world.do(MemoryReleased(instance.run, 3 * GIB)))
+    assert world.scheduler.ledger.quarantined_bytes() == 3 * GIB
+    assert world.do(MemoryReleased(instance.run, 0)) == []
+    assert world.scheduler.ledger.quarantined_bytes() == 0
+
+
+def test_unload_while_loading_tells_those_who_wait() -> None:
+    world = World()
+    world.load("a", "t1")
+    effects = world.do(UnloadRequested("u1", "a"))
+    assert error_of(effects, "t1").code is ErrorCode.LOAD_CANCELLED
+    assert StopUnit in kinds(effects)
+
+
+def test_load_while_unloading_waits_and_is_decided_again() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    world.do(UnloadRequested("u1", "a"))
+    assert kinds(world.load("a", "t2")) == [Queued]
+    world.do(StopFinished(instance.run, None))
+    (again,) = [e for e in world.do(MemoryReleased(instance.run, 0)) if isinstance(e, Resubmit)]
+    assert kinds(world.do(again.event)) == [Admitted, StartUnit]
+
+
+def test_a_stop_that_fails_is_visible_and_holds_the_memory() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    world.do(UnloadRequested("u1", "a"))
+    effects = world.do(StopFinished(instance.run, LlmError(ErrorCode.STOP_FAILED, "it did not die")))
+    assert error_of(effects, "u1").code is ErrorCode.STOP_FAILED
+    assert instance.state is InstanceState.STUCK
+    assert world.scheduler.ledger.charged_bytes() > 0
+    assert kinds(world.do(UnitVanished(instance.unit, None))) == [WaitForMemory]
+
+
+def test_cancelling_one_of_two_waiters_leaves_the_load_to_the_other() -> None:
+    world = World()
+    world.load("a", "t1")
+    world.load("a", "t2")
+    effects = world.do(CancelRequested("c1", "t1"))
+    assert error_of(effects, "t1").code is ErrorCode.LOAD_CANCELLED
+    assert [e.stopped for e in effects if isinstance(e, CancelDone)] == [False]
+    effects = world.do(CancelRequested("c2", "t2"))
+    assert [e.stopped for e in effects if isinstance(e, CancelDone)] == [True]
+    assert StopUnit in kinds(effects)
+    assert error_of(world.do(CancelRequested("c3", "t2")), "c3").code is ErrorCode.NO_SUCH_LOAD
+
+
+def test_an_engine_that_dies_while_loading_is_explained() -> None:
+    world = World()
+    world.load("a", "t1")
+    instance = world.get("a")
+    world.do(StartFinished(instance.run, None))
+    dead = status(instance, active_state="failed", result="exit-code", main_pid=0)
+    assert kinds(world.do(UnitSeen(dead))) == [WaitForMemory, ReadPostMortem]
+    world.do(MemoryReleased(instance.run, 0))
+    effects = world.do(PostMortemRead(instance.run, LlmError(ErrorCode.ENGINE_FAILED, "why")))
+    assert error_of(effects, "t1").message == "why"
+    assert ForgetUnit in kinds(effects)
+    assert world.get("a").state is InstanceState.FAILED
+    assert world.scheduler.ledger.charged_bytes() == 0
+    # A failure does not stand in the way of the next try, and can be forgotten.
+    assert kinds(world.load("a", "t2")) == [Admitted, StartUnit]
+
+
+def test_a_failed_start_job_reaches_the_person() -> None:
+    world = World()
+    world.load("a", "t1")
+    run = world.get("a").run
+    world.do(StartFinished(run, LlmError(ErrorCode.UNIT_REFUSED, "no")))
+    effects = world.do(MemoryReleased(run, 0))
+    assert error_of(effects, "t1").code is ErrorCode.UNIT_REFUSED
+    assert kinds(world.do(UnloadRequested("u1", "a"))) == [UnloadDone]
+
+
+def test_a_stalled_load_is_stopped_and_says_why() -> None:
+    world = World()
+    world.load("a", "t1")
+    run = world.get("a").run
+    world.do(StartFinished(run, None))
+    effects = world.do(LoadStalled(run, LlmError(ErrorCode.LOAD_TIMED_OUT, "slow")))
+    assert error_of(effects, "t1").code is ErrorCode.LOAD_TIMED_OUT
+    world.do(StopFinished(run, None))
+    world.do(MemoryReleased(run, 0))
+    assert world.get("a").state is InstanceState.FAILED
+
+
+def test_systemctl_stop_by_a_person_is_no_failure() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    world.do(UnitSeen(status(instance, active_state="deactivating")))
+    assert instance.state is InstanceState.STOPPING
+    world.do(UnitVanished(instance.unit, None))
+    world.do(MemoryReleased(instance.run, 0))
+    assert world.scheduler.instances == ()
+
+
+@pytest.mark.parametrize(
+    ("active", "healthy", "expected", "follow_up"),
+    [
+        ("active", True, InstanceState.READY, []),
+        ("active", False, InstanceState.LOADING, [WatchLoading]),
+        ("activating", False, InstanceState.STARTING, []),
+        ("deactivating", False, InstanceState.STOPPING, []),
+        ("failed", False, InstanceState.RELEASING, [WaitForMemory, ReadPostMortem]),
+    ],
+)
+def test_adoption_in_every_state(
+    active: str, healthy: bool, expected: InstanceState, follow_up: list[type]
+) -> None:
+    before = World()
+    before.load("a", "t1")
+    original = before.get("a")
+    world = World()
+    result = "exit-code" if active == "failed" else "success"
+    found = status(original, active_state=active, result=result)
+    effects = world.do(UnitAdopted(found, original.record, healthy, 5 * GIB))
+    assert kinds(effects) == follow_up
+    adopted = world.get("a")
+    assert adopted.state is expected
+    assert adopted.plan == original.plan
+    assert world.scheduler.ledger.charged_bytes() > 0
+    # What was adopted is not started twice.
+    assert StartUnit not in kinds(world.load("a", "t2"))
+
+
+def test_units_of_somebody_else_change_nothing() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    assert world.do(UnitSeen(status(instance, name="lllm3090-x-1.service", active_state="failed"))) == []
+    assert world.do(UnitVanished("lllm3090-x-1.service", None)) == []
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+
+
+class Histories(RuleBasedStateMachine):
+    """Random histories of requests, and of a systemd that obeys, crashes, or is stopped by strangers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.open: dict[str, str] = {}  # token -> kind, for each request not answered yet
+        self.count = 0
+        self.pending_memory: set[str] = set()
+        self.pending_post_mortem: set[str] = set()
+        self.resubmit: list[LoadRequested] = []
+
+    def feed(self, event: Event) -> None:
+        granted_before = self.world.scheduler.budget(self.world.observation()).grantable_bytes
+        for effect in self.world.do(event):
+            match effect:
+                case Admitted(run=run):
+                    held = self.world.scheduler.ledger.get(run)
+                    assert held is not None
+                    assert held.reserved_bytes <= granted_before, "over-committed"
+                case LoadDone(token=token) | UnloadDone(token=token) | CancelDone(token=token) | Failed(token=token):
+                    assert token in self.open, f"{token} was answered twice"
+                    del self.open[token]
+                case WaitForMemory(run=run):
+                    self.pending_memory.add(run)
+                case ReadPostMortem(run=run):
+                    self.pending_post_mortem.add(run)
+                case Resubmit(event=again):
+                    self.resubmit.append(again)
+                case _:
+                    pass
+
+    def token(self, kind: str) -> str:
+        self.count += 1
+        token = f"{kind}-{self.count}"
+        self.open[token] = kind
+        return token
+
+    @rule(name=NAMES, gib=st.sampled_from([2.0, 6.0, 9.0, 30.0]))
+    def load(self, name: str, gib: float) -> None:
+        self.feed(self.world.request(name, self.token("load"), gib))
+
+    @rule(name=NAMES)
+    def unload(self, name: str) -> None:
+        self.feed(UnloadRequested(self.token("unload"), name))
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        loads = [token for token, kind in self.open.items() if kind == "load"]
+        self.feed(CancelRequested(self.token("cancel"), data.draw(st.sampled_from([*loads, "never-was"]))))
+
+    @rule(data=st.data())
+    def systemd_says(self, data: st.DataObject) -> None:
+        instances = [i for i in self.world.scheduler.instances if i.state not in ENDED]
+        if not instances:
+            return
+        instance = data.draw(st.sampled_from(instances))
+        news = data.draw(st.sampled_from(["active", "deactivating", "failed", "gone", "started", "refused", "stopped"]))
+        match news:
+            case "gone":
+                self.feed(UnitVanished(instance.unit, None))
+            case "started":
+                self.feed(StartFinished(instance.run, None))
+            case "refused":
+                self.feed(StartFinished(instance.run, LlmError(ErrorCode.UNIT_REFUSED, "no")))
+            case "stopped":
+                if instance.state in {InstanceState.STOPPING, InstanceState.STUCK}:
+                    self.feed(StopFinished(instance.run, None))
+            case _:
+                result = "exit-code" if news == "failed" else "success"
+                self.feed(UnitSeen(status(instance, active_state=news, result=result)))
+
+    @rule(data=st.data())
+    def engine_ready(self, data: st.DataObject) -> None:
+        instances = [i for i in self.world.scheduler.instances if i.state in ON_THE_WAY_UP]
+        if instances:
+            self.feed(EngineReady(data.draw(st.sampled_from(instances)).run, GIB))
+
+    @rule(data=st.data(), late=st.booleans())
+    def memory_back(self, data: st.DataObject, late: bool) -> None:
+        if self.pending_memory:
+            run = data.draw(st.sampled_from(sorted(self.pending_memory)))
+            if late:
+                self.feed(MemoryReleased(run, MIB))
+            self.pending_memory.discard(run)
+            self.feed(MemoryReleased(run, 0))
+
+    @rule(data=st.data())
+    def post_mortem(self, data: st.DataObject) -> None:
+        if self.pending_post_mortem:
+            run = data.draw(st.sampled_from(sorted(self.pending_post_mortem)))
+            self.pending_post_mortem.discard(run)
+            self.feed(PostMortemRead(run, LlmError(ErrorCode.ENGINE_FAILED, "died")))
+
+    @rule()
+    def decide_again(self) -> None:
+        if self.resubmit:
+            self.feed(self.resubmit.pop(0))
+
+    @invariant()
+    def what_runs_is_charged_and_nothing_else(self) -> None:
+        scheduler = self.world.scheduler
+        # One whose memory is back may still wait for the reason of its end.
+        back = {i.run for i in scheduler.instances if i.state is InstanceState.RELEASING and not i.memory_pending}
+        live = {i.run for i in scheduler.instances if i.state not in ENDED} - back
+        charged = {r.run for r in scheduler.ledger}
+        assert live <= charged
+        assert all(r.run in live or r.run in self.pending_memory for r in scheduler.ledger)
+
+    @invariant()
+    def serving_instances_leave_nobody_waiting(self) -> None:
+        for instance in self.world.scheduler.instances:
+            if instance.state in SERVING | ENDED:
+                assert instance.waiters == []
+
+    def teardown(self) -> None:
+        """Let everything end: every request must then have been answered."""
+        for _ in range(40):
+            for instance in self.world.scheduler.instances:
+                if instance.state not in ENDED:
+                    self.feed(UnitSeen(status(instance, active_state="failed", result="signal")))
+            for run in sorted(self.pending_memory):
+                self.pending_memory.discard(run)
+                self.feed(MemoryReleased(run, 0))
+            for run in sorted(self.pending_post_mortem):
+                self.pending_post_mortem.discard(run)
+                self.feed(PostMortemRead(run, LlmError(ErrorCode.ENGINE_FAILED, "died")))
+            while self.resubmit:
+                self.feed(self.resubmit.pop(0))
+        assert self.open == {}, "somebody was never answered"
+        assert list(self.world.scheduler.ledger) == []
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestHistories.pytestmark = [pytest.mark.unit]
