@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean install uninstall
+.PHONY: help demo test test-system lint bench clean install uninstall
 
 DEV := packaging/dev
 PY := .venv/bin/python
@@ -13,35 +13,40 @@ IS_ROOT := $(filter 0,$(shell id -u))
 
 # Data of every measured process, also of daemons in units and of tests that run as another user.
 COVERAGE_DIR := $(CURDIR)/build/coverage
-TEST_ENV := COVERAGE_FILE=$(COVERAGE_DIR)/data COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
-PYTEST := $(TEST_ENV) $(PY) -m coverage run -m pytest
+PYTEST := $(PY) -m coverage run -m pytest
 PYTEST_OPTIONS ?=
-SYSTEM_OPTIONS := -p no:cacheprovider -m system tests/system $(PYTEST_OPTIONS)
+SYSTEM_OPTIONS := -p no:cacheprovider -m system $(PYTEST_OPTIONS)
 END_TO_END := tests/system/test_end_to_end.py
 
 SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/verify-units .ci/run
 DEV_SCRIPTS := $(DEV)/user-manager
 
 help: ## show this
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: ## load a small real model, ask it one question, unload it
 	@$(DEV)/setup.sh demo
 	@$(USER_MANAGER) -- $(PY) $(DEV)/demo.py
 
+test: export COVERAGE_FILE := $(COVERAGE_DIR)/data
+test: export COVERAGE_PROCESS_START := $(CURDIR)/pyproject.toml
 test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@$(DEV)/setup.sh test
 	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
 	@echo "== unit and engine tests"
 	@$(PYTEST) -m "unit or engine" $(PYTEST_OPTIONS)
 	@echo "== system tests, in a private systemd --user"
-	@$(TEST_ENV) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS)
+	@$(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS) tests/system
 ifneq ($(IS_ROOT),)
 	@echo "== end to end once more, as an ordinary user"
-	@$(TEST_ENV) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(END_TO_END)
+	@$(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(END_TO_END)
 endif
-	@$(TEST_ENV) $(PY) -m coverage combine --quiet $(COVERAGE_DIR)
-	@$(TEST_ENV) $(PY) -m coverage report
+	@$(PY) -m coverage combine --quiet $(COVERAGE_DIR)
+	@$(PY) -m coverage report
+
+test-system: ## only the system tests: make test-system PYTEST_OPTIONS='-k adopt'
+	@$(DEV)/setup.sh test
+	@$(USER_MANAGER) --private -- $(PY) -m pytest $(SYSTEM_OPTIONS) tests/system
 
 lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
 	@$(DEV)/setup.sh venv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -178,8 +179,6 @@ def cli(context: click.Context, socket_path: str | None, timeout_s: float | None
         raise click.BadParameter("a path cannot be empty.", param_hint="--socket")
     command = "lllm3090ctl"
     if socket_path is not None:
-        import shlex  # noqa: PLC0415 - rarely needed
-
         command += f" --socket {shlex.quote(socket_path)}"
     context.obj = Client(socket_path or default_socket_path(), timeout_s, command)
 

@@ -215,7 +215,9 @@ class Client:
         connection, response = self._exchange(method, target, body, self._timeout_s or timeout_s)
         if not response.chunked and response.length is None:
             connection.close()
-            raise bad_answer("The stream does not say where it ends, so its end could not be told from a loss.")
+            raise bad_answer(
+                "The stream does not say where it ends, so nobody could tell its end from a loss."
+            )
         # The head of the answer is there; when the lines come is the daemon's affair (a model may load for
         # minutes, a log may be silent for days).
         connection.transport.settimeout(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import shlex
 import signal
 import time
@@ -27,7 +27,7 @@ class Interrupted(BaseException):
 
 def new_token() -> str:
     """A token by which this load can be cancelled."""
-    return secrets.token_urlsafe(16)
+    return os.urandom(16).hex()
 
 
 def load(

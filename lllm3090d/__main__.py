@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lllm3090d")
 
 SHUTDOWN_TIMEOUT_S = 3.0
+SOCKET_UNIT = "lllm3090d.socket"
 
 
 def main() -> None:
@@ -73,13 +74,14 @@ async def run(settings: Settings, config_file: Path) -> None:
         loop.add_signal_handler(number, stop.set)
     notifier = Notifier()
     async with contextlib.AsyncExitStack() as stack:
-        listening = listen(settings.control_socket)
-        stack.callback(listening.close)
         bus = BusThread()
         await bus.start()
         stack.push_async_callback(bus.close)
         manager = await SystemdManager.connect(bus, UNIT_PATTERN)
         stack.push_async_callback(manager.close)
+        socket_unit = await manager.unit_active_state(SOCKET_UNIT)
+        listening = listen(settings.control_socket, systemd_listens=socket_unit == "active")
+        stack.callback(listening.close)
         reader = open_card(settings.card)
         stack.callback(reader.close)
         daemon = Daemon(settings=settings, config_file=config_file, reader=reader, bus=bus, manager=manager)
@@ -100,14 +102,21 @@ async def run(settings: Settings, config_file: Path) -> None:
         def reload() -> None:
             notifier.reloading()
             error = daemon.reload()
-            notifier.ready(f"bad settings, the old ones stay: {error.message}" if error else _summary(daemon))
+            notifier.ready(
+                f"bad settings, the old ones stay: {error.message}" if error else _summary(daemon)
+            )
 
         loop.add_signal_handler(signal.SIGHUP, reload)
         daemon.on_change = lambda: notifier.status(_summary(daemon))
         notifier.ready(_summary(daemon))
         log.info(
             "ready",
-            extra={"socket": listening.path, "card": reader.card.name, "systemd": manager.version, "version": VERSION},
+            extra={
+                "socket": listening.path,
+                "card": reader.card.name,
+                "systemd": manager.version,
+                "version": VERSION,
+            },
         )
         watchdog = asyncio.create_task(notifier.feed_watchdog(daemon.alive))
         stack.callback(watchdog.cancel)

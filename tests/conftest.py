@@ -65,7 +65,7 @@ def gemma3_path() -> Path:
 
 @pytest.fixture(scope="session")
 def coverage_environment() -> Mapping[str, str]:
-    """Variables that make a Python process started elsewhere (in a unit) measure itself; empty without coverage."""
+    """Variables with which a Python process in a unit measures itself; empty where coverage is not run."""
     return {
         name: os.environ[name]
         for name in ("COVERAGE_PROCESS_START", "COVERAGE_FILE")

@@ -326,6 +326,9 @@ def _remedies(search: _Search, launch: Launch) -> tuple[list[str], dict[str, Any
             sentences.append(f"{_slots(slots)} would fit.")
     if _q8_0_is_smaller(launch):
         _add_q8_0(search, launch, window, sentences, details)
+    if search.backend is Backend.CPU and search.fits(replace(launch, prompt_cache_mib=0)):
+        details["fits_without_prompt_cache"] = True
+        sentences.append("Without a prompt cache (setting prompt_cache_mib = 0) it would fit as asked.")
     sentences.append(
         "Unload another model, or choose a smaller one." if sentences else _nothing_fits(search)
     )

@@ -215,7 +215,7 @@ def _process_items(
     checkpoints = each * launch.context_checkpoints * shape.streams
     if checkpoints:
         formula = (
-            f"{shape.streams} slots x {launch.context_checkpoints} checkpoints x {each} B of sliding window"
+            f"slots {shape.streams} x {launch.context_checkpoints} checkpoints x {each} B of sliding window"
         )
         items.append(_item("context checkpoints", place, checkpoints, formula))
     if launch.prompt_cache_mib:

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,42 +18,31 @@ from typing import Any
 from lllm3090d.bus.systemd import BusBack, BusLost, Relist, SystemdManager, UnitChanged, UnitGone
 from lllm3090d.bus.systemd import Event as BusEvent
 from lllm3090d.bus.thread import BusThread
-from lllm3090d.bus.unit_status import UnitStatus, explain_exit
-from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache
-from lllm3090d.checkpoints.library import Checkpoint, Library, resolve
+from lllm3090d.checkpoints.library import resolve
 from lllm3090d.engines.arguments import launch as engine_launch
-from lllm3090d.engines.builds import find_build
-from lllm3090d.engines.capabilities import Build, Capabilities
-from lllm3090d.engines.probe import ProbeCache
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind, CardReader
-from lllm3090d.planning.planner import Plan, PlanPolicy, PlanRequest
-from lllm3090d.planning.reserves import Budget, ReservePolicy
-from lllm3090d.serving import journal
+from lllm3090d.planning.planner import Plan, PlanRequest
+from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving.adoption import Found, sort_units
+from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
     Admitted,
     Announce,
     CancelDone,
     CancelRequested,
     Effect,
-    EngineReady,
     Event,
     Failed,
     ForgetUnit,
     Joined,
     LoadDone,
     LoadRequested,
-    LoadStalled,
-    MemoryReleased,
     Observation,
-    PostMortemRead,
     Queued,
     ReadPostMortem,
     Resubmit,
-    StartFinished,
     StartUnit,
-    StopFinished,
     StopUnit,
     UnitAdopted,
     UnitSeen,
@@ -66,21 +54,20 @@ from lllm3090d.serving.events import (
 )
 from lllm3090d.serving.history import History, now_text
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.lookup import LookedUp, Lookup
 from lllm3090d.serving.measure import observe
-from lllm3090d.serving.readiness import Health, Progress, health, wait_until_ready
-from lllm3090d.serving.scheduler import Instance, Policy, Scheduler, not_loaded
-from lllm3090d.serving.unit_spec import identifier, socket_path
+from lllm3090d.serving.policy import policy_of
+from lllm3090d.serving.readiness import Health, health
+from lllm3090d.serving.refusals import not_loaded
+from lllm3090d.serving.running import Instance
+from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.unit_spec import socket_path
 from lllm3090d.settings import Desktop, Settings, load_settings
 from lllm3090d.wire import EventKind
 
 log = logging.getLogger(__name__)
 
-# Beyond TimeoutStopUSec systemd has sent SIGKILL; what is not dead then is in the kernel's hands.
-STOP_MARGIN_S = 5.0
 BUS_LOSS_LIMIT_S = 60.0
-POST_MORTEM_LINES = 20
-MEMORY_POLL_S = 0.05
-QUARANTINE_POLL_S = 1.0
 # These cannot change under running models.
 NEEDS_RESTART = ("runtime_dir", "card")
 
@@ -90,15 +77,6 @@ class Heartbeat:
     """A question to the writer: are you alive?"""
 
     answer: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How far the load of a run is; sent to those who wait for it."""
-
-    run: str
-    progress: Progress
-    expected_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +90,6 @@ Answer = Effect | LoadProgress | Moved
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
-    """Everything slow that a plan needs."""
-
-    checkpoint: Checkpoint
-    facts: CheckpointFacts
-    build: Build
-    capabilities: Capabilities
-
-
-@dataclass(frozen=True, slots=True)
 class Preview:
     """The plan a load would get now."""
 
@@ -129,26 +97,6 @@ class Preview:
     plan: Plan
     budget: Budget
     argv: tuple[str, ...]
-
-
-def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> Policy:
-    """What the settings say to the scheduler."""
-    return Policy(
-        plan=PlanPolicy(
-            cache_type=settings.cache_type,
-            batch_tokens=settings.batch_tokens,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            context_checkpoints=settings.context_checkpoints,
-            prompt_cache_mib=settings.prompt_cache_mib,
-            workspace_reserve_mib=settings.workspace_reserve_mib,
-        ),
-        reserves=ReservePolicy(
-            driver_reserve_mib=settings.driver_reserve_mib, desktop_reserve_mib=settings.desktop_reserve_mib
-        ),
-        stop_timeout_s=settings.stop_timeout_s,
-        engine_sockets_dir=settings.engine_sockets_dir,
-        inherited_environment=inherited_environment,
-    )
 
 
 class Daemon:
@@ -170,8 +118,7 @@ class Daemon:
         self.manager = manager
         self.history = History()
         self.started = now_text()
-        self.facts = FactsCache()
-        self.probes = ProbeCache()
+        self.lookup = Lookup(lambda: self.settings)
         self.scheduler = Scheduler(policy_of(settings, {}))
         self.since: dict[str, str] = {}  # run -> time of its last change of state
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -186,6 +133,14 @@ class Daemon:
         self._stopping = False
         # Called after each change of an instance's state.
         self.on_change: Callable[[], None] = lambda: None
+        self._effects = Effects(
+            manager=manager,
+            scheduler=self.scheduler,
+            settings=lambda: self.settings,
+            reader=reader,
+            submit=self.submit,
+            on_progress=self._tell_progress,
+        )
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +223,7 @@ class Daemon:
         self._refuse_when_stopping()
         self._looking_up[token] = False
         try:
-            found = await self._look_up(name)
+            found = await self.lookup.find(name)
             await self._look_for_desktop()
         finally:
             cancelled = self._looking_up.pop(token)
@@ -290,7 +245,10 @@ class Daemon:
         if isinstance(first, Failed):
             del self._answers[token]
             self.history.add(
-                EventKind.REFUSED, model=found.checkpoint.name, message=first.error.message, details=first.error.problem()
+                EventKind.REFUSED,
+                model=found.checkpoint.name,
+                message=first.error.message,
+                details=first.error.problem(),
             )
             raise first.error
         return token, self._follow(token, first)
@@ -311,7 +269,7 @@ class Daemon:
 
     async def preview(self, name: str, request: PlanRequest) -> Preview:
         """The plan a load would get now, without loading. Raises what the load would be refused with."""
-        found = await self._look_up(name)
+        found = await self.lookup.find(name)
         await self._look_for_desktop()
         event = LoadRequested(
             token="preview",  # noqa: S106  # names a request, guards nothing
@@ -370,29 +328,10 @@ class Daemon:
             raise not_loaded(name, (i.name for i in instances))
         return found
 
-    def library(self) -> Library:
-        """The models on disk, by the current settings."""
-        return Library(self.settings.models_dir, self.settings.aliases)
-
     def observe(self) -> Observation:
         """The card now. Raises LlmError CARD_UNREADABLE."""
         pids = {i.run: i.main_pid for i in self.scheduler.instances if i.main_pid}
         return observe(self.reader, pids, self._desktop_active)
-
-    async def _look_up(self, name: str) -> LookedUp:
-        return await asyncio.to_thread(self._look_up_blocking, name)
-
-    def _look_up_blocking(self, name: str) -> LookedUp:
-        library = self.library()
-        checkpoint = resolve(name, library.scan(), self.settings.aliases)
-        facts = self.facts.get(checkpoint.shards)
-        build, capabilities = self.engine()
-        return LookedUp(checkpoint, facts, build, capabilities)
-
-    def engine(self) -> tuple[Build, Capabilities]:
-        """The engine the next load uses; blocking. Raises LlmError ENGINE_..."""
-        build = find_build(self.settings)
-        return build, self.probes.get(build)
 
     async def _look_for_desktop(self) -> None:
         match self.settings.desktop:
@@ -465,17 +404,17 @@ class Daemon:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case StartUnit():
-                self._spawn(self._start_unit(effect))
+                self._spawn(self._effects.start_unit(effect))
             case WatchLoading():
-                self._watches[effect.run] = self._spawn(self._watch(effect.run))
+                self._watches[effect.run] = self._spawn(self._effects.watch(effect.run))
             case StopUnit():
-                self._spawn(self._stop_unit(effect))
+                self._spawn(self._effects.stop_unit(effect))
             case ReadPostMortem():
-                self._spawn(self._post_mortem(effect))
+                self._spawn(self._effects.post_mortem(effect))
             case WaitForMemory():
-                self._spawn(self._wait_for_memory(effect.run))
+                self._spawn(self._effects.wait_for_memory(effect.run))
             case ForgetUnit():
-                self._spawn(self._forget(effect))
+                self._spawn(self._effects.forget(effect))
             case Resubmit():
                 self.submit(effect.event)
             case Announce():
@@ -515,6 +454,17 @@ class Daemon:
             self.since.pop(change.run, None)
         self.on_change()
 
+    def _tell_progress(self, load: LoadProgress) -> None:
+        instance = load.instance
+        for token in instance.waiters:
+            self._answer(token, load)
+        self.history.add(
+            EventKind.PROGRESS,
+            model=instance.name,
+            run=instance.run,
+            details={"resident_bytes": load.resident_bytes, "expected_bytes": load.expected_bytes},
+        )
+
     # --- tasks beside the writer --------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -528,146 +478,6 @@ class Daemon:
         if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
             log.critical("a task ended unexpectedly", exc_info=error)
             self.failed.set_exception(error)
-
-    async def _start_unit(self, effect: StartUnit) -> None:
-        try:
-            result = await self.manager.start(effect.spec.name, effect.spec.properties)
-        except LlmError as error:
-            self.submit(StartFinished(effect.run, error))
-            return
-        status = await self._status(effect.spec.name)
-        if status is not None:
-            # First the facts (PID, cgroup), then the news: who waits for the engine needs them.
-            self.submit(UnitSeen(status))
-        if result in {"done", "skipped"}:
-            self.submit(StartFinished(effect.run, None))
-        elif status is None:
-            self.submit(
-                StartFinished(
-                    effect.run,
-                    LlmError(
-                        ErrorCode.ENGINE_FAILED,
-                        f"the unit {effect.spec.name} could not be started: systemd's job ended with {result}",
-                        hint=f"See: journalctl --user -u {effect.spec.name}",
-                        unit=effect.spec.name,
-                    ),
-                )
-            )
-
-    async def _status(self, unit: str) -> UnitStatus | None:
-        try:
-            return await self.manager.status(unit)
-        except LlmError as error:
-            log.warning("a unit could not be read", extra={"unit": unit, "reason": error.message})
-            return None
-
-    async def _watch(self, run: str) -> None:
-        instance = self.scheduler.by_run(run)
-        if instance is None:
-            return
-        expected = self.scheduler.ledger.get(run)
-        expected_bytes = expected.reserved_bytes if expected else 0
-
-        def resident() -> int:
-            try:
-                return self.observe().resident.get(run, 0)
-            except LlmError as error:
-                log.warning("progress cannot be read", extra={"run": run, "reason": error.message})
-                return 0
-
-        def tell(progress: Progress) -> None:
-            for token in instance.waiters:
-                self._answer(token, LoadProgress(run, progress, expected_bytes))
-            self.history.add(
-                EventKind.PROGRESS,
-                model=instance.name,
-                run=run,
-                details={"resident_bytes": progress.resident_bytes, "expected_bytes": expected_bytes},
-            )
-
-        ready = await wait_until_ready(
-            instance.record.socket,
-            lambda: instance.control_group or "",
-            resident,
-            tell,
-            self.settings.load_timeout_s,
-        )
-        if ready:
-            self.submit(EngineReady(run, resident() or None))
-        else:
-            self.submit(
-                LoadStalled(
-                    run,
-                    LlmError(
-                        ErrorCode.LOAD_TIMED_OUT,
-                        f"{instance.name} made no progress for {self.settings.load_timeout_s:g} s "
-                        f"(it held {resident()} bytes) and was stopped",
-                        hint=f"See: lllm3090ctl logs '{instance.name}'; the limit is the setting load_timeout_s.",
-                        unit=instance.unit,
-                    ),
-                )
-            )
-
-    async def _stop_unit(self, effect: StopUnit) -> None:
-        try:
-            await self.manager.stop(effect.unit, self.settings.stop_timeout_s + STOP_MARGIN_S)
-        except LlmError as error:
-            self.submit(StopFinished(effect.run, error))
-        else:
-            self.submit(StopFinished(effect.run, None))
-
-    async def _post_mortem(self, effect: ReadPostMortem) -> None:
-        ending = explain_exit(effect.status) if effect.status else "ended; systemd keeps no record of how"
-        try:
-            lines = await journal.last_lines_after_death(
-                identifier(effect.unit), effect.unit, POST_MORTEM_LINES
-            )
-        except LlmError as error:
-            lines = ()
-            log.warning("the engine's last lines cannot be read", extra={"unit": effect.unit, "reason": error.message})
-        texts = [line.message for line in lines]
-        self.submit(
-            PostMortemRead(
-                effect.run,
-                LlmError(
-                    ErrorCode.ENGINE_FAILED,
-                    f"the engine {ending}" + (f"; its last line: {texts[-1]}" if texts else ""),
-                    hint=f"See: journalctl --user SYSLOG_IDENTIFIER={identifier(effect.unit)}",
-                    unit=effect.unit,
-                    last_lines=texts,
-                ),
-            )
-        )
-
-    async def _wait_for_memory(self, run: str) -> None:
-        """Until the card no longer lists the run's process; said once more when it took longer than allowed."""
-        began = time.monotonic()
-        late = False
-        while True:
-            try:
-                missing = self.observe().resident.get(run, 0)
-            except LlmError as error:
-                # An unreadable card has not shown the memory back.
-                log.warning("released memory cannot be seen", extra={"run": run, "reason": error.message})
-                reservation = self.scheduler.ledger.get(run)
-                missing = reservation.charged_bytes if reservation else 0
-            if missing == 0:
-                self.submit(MemoryReleased(run, 0))
-                return
-            if not late and time.monotonic() - began > self.settings.release_timeout_s:
-                late = True
-                self.submit(MemoryReleased(run, missing))
-            await asyncio.sleep(QUARANTINE_POLL_S if late else MEMORY_POLL_S)
-
-    async def _forget(self, effect: ForgetUnit) -> None:
-        try:
-            effect.socket.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("a socket could not be removed", extra={"path": effect.socket, "reason": str(error)})
-        try:
-            await self.manager.reset_failed(effect.unit)
-        except LlmError as error:
-            log.warning("a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message})
 
     # --- systemd's news -----------------------------------------------------------------------------------------
 

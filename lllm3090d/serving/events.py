@@ -1,4 +1,4 @@
-"""What happens (events in) and what is to be done about it (effects out). Plain data; the scheduler maps one to the other."""
+"""What happens (events in) and what is to be done about it (effects out): plain data."""
 
 from __future__ import annotations
 

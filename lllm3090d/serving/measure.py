@@ -67,3 +67,8 @@ def observe(reader: CardReader, main_pids: Mapping[str, int], desktop_active: bo
             if used is not None:
                 resident[run] = in_use[run] = used
     return Observation(reader.card, reading, resident, in_use, desktop_active)
+
+
+def held_bytes(reader: CardReader, pid: int) -> int:
+    """What one process holds of the card now; 0 when it is gone. Raises LlmError CARD_UNREADABLE."""
+    return observe(reader, {"": pid}, None).resident.get("", 0)

@@ -6,16 +6,12 @@ admits through :meth:`Scheduler._admit`; every change of an instance's state goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.engines.arguments import launch as engine_launch
-from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.cache import cache_shape
-from lllm3090d.planning.planner import Plan, PlanPolicy, plan
-from lllm3090d.planning.reserves import Budget, Claims, ReservePolicy, budget
+from lllm3090d.errors import LlmError
+from lllm3090d.planning.planner import Plan, plan
+from lllm3090d.planning.reserves import Budget, Claims, budget
+from lllm3090d.serving import refusals
 from lllm3090d.serving.events import (
     Admitted,
     Announce,
@@ -48,72 +44,20 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
-from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, TRANSITIONS, InstanceState
+from lllm3090d.serving.instance import (
+    ENDED,
+    ON_THE_WAY_DOWN,
+    ON_THE_WAY_UP,
+    SERVING,
+    TRANSITIONS,
+    InstanceState,
+)
 from lllm3090d.serving.ledger import Ledger
-from lllm3090d.serving.unit_spec import Record, memory_max_bytes, socket_path, unit_name, unit_spec
+from lllm3090d.serving.policy import Policy
+from lllm3090d.serving.running import Instance, mismatch
+from lllm3090d.serving.unit_spec import Record, memory_max_bytes, socket_path, unit_spec
 
 S = InstanceState
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the settings say to the scheduler.
-
-    Attributes:
-        plan: what the planner may choose.
-        reserves: what is kept free.
-        stop_timeout_s: from SIGTERM to SIGKILL.
-        engine_sockets_dir: where engines listen.
-        inherited_environment: the user manager's own environment, from which units start.
-    """
-
-    plan: PlanPolicy
-    reserves: ReservePolicy
-    stop_timeout_s: float
-    engine_sockets_dir: Path
-    inherited_environment: Mapping[str, str]
-
-
-@dataclass(slots=True)
-class Instance:
-    """One launch of a model. Mutable, and changed by the scheduler alone."""
-
-    record: Record
-    plan: Plan
-    state: InstanceState
-    adopted: bool = False
-    invocation_id: str | None = None
-    main_pid: int | None = None
-    control_group: str | None = None
-    # Requests that are answered when the load ends, by token.
-    waiters: list[str] = field(default_factory=list)
-    # Requests that are answered when nothing is left.
-    unloaders: list[str] = field(default_factory=list)
-    # Loads of the same model that came while this instance was on its way down.
-    successors: list[LoadRequested] = field(default_factory=list)
-    # Why it ended, once known; None for an end that was asked for.
-    failure: LlmError | None = None
-    # It ended by itself and the reason is still being read.
-    post_mortem_pending: bool = False
-    memory_pending: bool = False
-    # What the waiters of an interrupted load are told.
-    interruption: LlmError | None = None
-    released_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.record.name
-
-    @property
-    def run(self) -> str:
-        """Identity of the launch."""
-        return self.record.run
-
-    @property
-    def unit(self) -> str:
-        """Name of its unit."""
-        return unit_name(self.record.name, self.record.run)
 
 
 class Scheduler:
@@ -163,7 +107,9 @@ class Scheduler:
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, observation: Observation | None = None) -> list[Effect]:
+    def handle(  # noqa: PLR0912  # one branch for each kind of event
+        self, event: Event, observation: Observation | None = None
+    ) -> list[Effect]:
         """Take one event, change the state, return what is to be done, in order.
 
         Args:
@@ -209,9 +155,9 @@ class Scheduler:
         """
         current = self._instances.get(event.checkpoint.name)
         if current is not None and current.state in SERVING | ON_THE_WAY_UP:
-            mismatch = _mismatch(current.plan, event)
-            if mismatch is not None:
-                self._do(Failed(event.token, _loaded_differently(current, mismatch)))
+            lacking = mismatch(current.plan, event)
+            if lacking is not None:
+                self._do(Failed(event.token, refusals.loaded_differently(current.name, lacking)))
             elif current.state in SERVING:
                 self._do(LoadDone(event.token, current.run))
             else:
@@ -259,8 +205,8 @@ class Scheduler:
         self._instances.pop(event.checkpoint.name, None)
         instance = Instance(record=record, plan=chosen, state=S.PLANNED, waiters=[event.token])
         self._instances[instance.name] = instance
-        self._move(instance, S.RESERVED, "admitted")
         self._do(Admitted(event.token, event.run))
+        self._move(instance, S.RESERVED, "admitted")
         self._move(instance, S.STARTING, "unit requested")
         self._do(StartUnit(event.run, spec))
 
@@ -277,7 +223,7 @@ class Scheduler:
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)
         if instance is None:
-            self._do(Failed(event.token, not_loaded(event.name, self._instances)))
+            self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
             return
         self._cancel_successors(instance)
         if instance.state in ENDED:
@@ -287,35 +233,25 @@ class Scheduler:
             return
         instance.unloaders.append(event.token)
         if instance.state not in ON_THE_WAY_DOWN:
-            self._stop(instance, "unload requested", _unloaded_while_loading(instance.name))
+            self._stop(instance, "unload requested", refusals.unloaded_while_loading(instance.name))
 
     def _on_cancel(self, event: CancelRequested) -> None:
         for instance in self._instances.values():
             waiting = [s for s in instance.successors if s.token == event.load_token]
             if waiting:
                 instance.successors.remove(waiting[0])
-                self._do(Failed(event.load_token, _cancelled(instance.name)))
+                self._do(Failed(event.load_token, refusals.cancelled(instance.name)))
                 self._do(CancelDone(event.token, event.load_token, stopped=True))
                 return
             if event.load_token in instance.waiters:
                 instance.waiters.remove(event.load_token)
-                self._do(Failed(event.load_token, _cancelled(instance.name)))
+                self._do(Failed(event.load_token, refusals.cancelled(instance.name)))
                 alone = not instance.waiters and instance.state in ON_THE_WAY_UP
                 if alone:
                     self._stop(instance, "load cancelled", None)
                 self._do(CancelDone(event.token, event.load_token, stopped=alone))
                 return
-        self._do(
-            Failed(
-                event.token,
-                LlmError(
-                    ErrorCode.NO_SUCH_LOAD,
-                    f"no load with the token {event.load_token} is under way; it has ended or was never made",
-                    hint="See what runs: lllm3090ctl ps",
-                    token=event.load_token,
-                ),
-            )
-        )
+        self._do(Failed(event.token, refusals.no_such_load(event.load_token)))
 
     # --- the way up ---------------------------------------------------------------------------------------------
 
@@ -339,7 +275,7 @@ class Scheduler:
         if status.is_failed or status.is_gone:
             self._unit_ended(instance, status)
         elif status.active_state == "deactivating" and instance.state in SERVING | ON_THE_WAY_UP:
-            self._interrupt(instance, _stopped_by_somebody(instance.name))
+            self._interrupt(instance, refusals.stopped_by_somebody(instance.name))
             self._move(instance, S.STOPPING, "systemd stops the unit")
         elif status.active_state == "active" and instance.state is S.STARTING:
             self._move(instance, S.LOADING, "engine executed")
@@ -432,7 +368,12 @@ class Scheduler:
             self._end(instance, status, None, post_mortem=True)
 
     def _end(
-        self, instance: Instance, status: UnitStatus | None, error: LlmError | None, *, post_mortem: bool = False
+        self,
+        instance: Instance,
+        status: UnitStatus | None,
+        error: LlmError | None,
+        *,
+        post_mortem: bool = False,
     ) -> None:
         """Nothing of the unit runs any more: give its memory back and find out why it ended."""
         instance.failure = error or instance.failure
@@ -476,7 +417,7 @@ class Scheduler:
             self._interrupt(instance, instance.failure)
         else:
             self._move(instance, S.GONE, "nothing is left")
-            self._interrupt(instance, _stopped_by_somebody(instance.name))
+            self._interrupt(instance, refusals.stopped_by_somebody(instance.name))
             del self._instances[instance.name]
         for token in instance.unloaders:
             self._do(UnloadDone(token, instance.name, instance.run, instance.released_bytes))
@@ -489,7 +430,7 @@ class Scheduler:
 
     def _cancel_successors(self, instance: Instance) -> None:
         for successor in instance.successors:
-            self._do(Failed(successor.token, _unloaded_while_loading(instance.name)))
+            self._do(Failed(successor.token, refusals.unloaded_while_loading(instance.name)))
         instance.successors.clear()
 
     # --- the choke points ---------------------------------------------------------------------------------------
@@ -502,69 +443,3 @@ class Scheduler:
 
     def _do(self, effect: Effect) -> None:
         self._effects.append(effect)
-
-
-def _mismatch(current: Plan, event: LoadRequested) -> str | None:
-    """What a running plan lacks of a request, in words; None when it serves."""
-    request = event.request
-    context = request.context_tokens
-    if context is not None:
-        # Asked for 8000, the engine has 8192: compare what it would make of the request.
-        context = cache_shape(
-            event.facts,
-            context_tokens=context,
-            parallel=request.parallel or current.parallel,
-            batch_tokens=current.batch_tokens,
-            micro_batch_tokens=current.micro_batch_tokens,
-        ).context_tokens
-    wanted: Mapping[str, tuple[object, object]] = {
-        "context": (context, current.context_tokens),
-        "slots": (request.parallel, current.parallel),
-        "K cache": (request.cache_type_k, current.cache_type_k),
-        "V cache": (request.cache_type_v, current.cache_type_v),
-    }
-    differences = [f"{what} {has} instead of {want}" for what, (want, has) in wanted.items() if want not in {None, has}]
-    return ", ".join(differences) or None
-
-
-def not_loaded(name: str, loaded: Iterable[str]) -> LlmError:
-    """The error for a model that does not run."""
-    names = sorted(loaded)
-    return LlmError(
-        ErrorCode.NOT_LOADED,
-        f"{name} is not loaded" + (f"; loaded: {', '.join(names)}" if names else "; nothing is"),
-        hint="See what runs: lllm3090ctl ps",
-        name=name,
-        loaded=names,
-    )
-
-
-def _loaded_differently(instance: Instance, mismatch: str) -> LlmError:
-    return LlmError(
-        ErrorCode.LOADED_DIFFERENTLY,
-        f"{instance.name} is loaded with {mismatch}; a running model is not changed without being asked",
-        hint=f"Unload it first: lllm3090ctl unload '{instance.name}'",
-        name=instance.name,
-    )
-
-
-def _cancelled(name: str) -> LlmError:
-    return LlmError(ErrorCode.LOAD_CANCELLED, f"the load of {name} was cancelled by its client", name=name)
-
-
-def _unloaded_while_loading(name: str) -> LlmError:
-    return LlmError(
-        ErrorCode.LOAD_CANCELLED,
-        f"{name} was unloaded before it was ready",
-        hint="See who did: lllm3090ctl events",
-        name=name,
-    )
-
-
-def _stopped_by_somebody(name: str) -> LlmError:
-    return LlmError(
-        ErrorCode.LOAD_CANCELLED,
-        f"the unit of {name} was stopped from outside before it was ready",
-        hint="Load it again, or see: lllm3090ctl events",
-        name=name,
-    )

@@ -223,7 +223,7 @@ def unit_spec(
         "Description": f"{record.name} on llama-server (lllm3090)",
         "Slice": SLICE,
         "Type": "exec",
-        "ExecStart": (launch.argv,),
+        "ExecStart": ((launch.argv[0], launch.argv, False),),
         "Environment": tuple(environment),
         "UnsetEnvironment": tuple(sorted(unset | set(launch.unset))),
         "UMask": 0o077,

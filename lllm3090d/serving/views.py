@@ -13,7 +13,7 @@ from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving.ledger import Ledger
-from lllm3090d.serving.scheduler import Instance
+from lllm3090d.serving.running import Instance
 from lllm3090d.wire import (
     BudgetLineView,
     CardView,
@@ -49,7 +49,9 @@ def plan_view(
         ),
         card_bytes=card_bytes,
         host_bytes=plan.quote.total_bytes(Place.HOST),
-        budget=tuple(BudgetLineView(name=b.name, bytes=b.bytes, origin=b.origin) for b in budget.deciding_lines),
+        budget=tuple(
+            BudgetLineView(name=b.name, bytes=b.bytes, origin=b.origin) for b in budget.deciding_lines
+        ),
         available_bytes=budget.grantable_bytes,
         argv=tuple(argv),
     )
@@ -104,7 +106,11 @@ def model_view(
 
 
 def card_view(
-    card: Card, reading: MemoryReading | None, budget: Budget | None, charged_bytes: int, problem: LlmError | None
+    card: Card,
+    reading: MemoryReading | None,
+    budget: Budget | None,
+    charged_bytes: int,
+    problem: LlmError | None,
 ) -> CardView:
     """The card as clients see it."""
     return CardView(

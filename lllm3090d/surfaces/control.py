@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -19,11 +19,12 @@ from pydantic import BaseModel, ValidationError
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving import journal
-from lllm3090d.serving.daemon import Answer, Daemon, LoadProgress, Moved, Preview
+from lllm3090d.serving.daemon import Answer, Daemon, Moved, Preview
+from lllm3090d.serving.effects import LoadProgress
 from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
 from lllm3090d.serving.history import time_text
 from lllm3090d.serving.instance import InstanceState
-from lllm3090d.serving.scheduler import Instance
+from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.serving.views import card_view, engine_view, instance_view, model_view, plan_view
 from lllm3090d.surfaces.openapi import document
@@ -254,7 +255,7 @@ class ControlApi:
 
     def _engine(self) -> tuple[EngineView | None, LlmError | None]:
         try:
-            build, capabilities = self.daemon.engine()
+            build, capabilities = self.daemon.lookup.engine()
         except LlmError as error:
             return None, error
         return engine_view(build, capabilities, None), None
@@ -266,10 +267,10 @@ class ControlApi:
 
     def _model_views(self) -> tuple[ModelView, ...]:
         views = []
-        for checkpoint in self.daemon.library().scan():
+        for checkpoint in self.daemon.lookup.library().scan():
             facts = problem = None
             try:
-                facts = self.daemon.facts.get(checkpoint.shards)
+                facts = self.daemon.lookup.facts.get(checkpoint.shards)
             except LlmError as error:
                 problem = error
             instance = self.daemon.scheduler.instance(checkpoint.name)
@@ -354,7 +355,7 @@ class ControlApi:
                         elapsed_s=elapsed,
                         token=token,
                         state=InstanceState.LOADING,
-                        resident_bytes=answer.progress.resident_bytes,
+                        resident_bytes=answer.resident_bytes,
                         expected_bytes=answer.expected_bytes,
                     )
                 case LoadDone(run=run):
@@ -396,7 +397,9 @@ class ControlApi:
 
     # --- streaming -----------------------------------------------------------------------------------------
 
-    async def _stream(self, request: web.Request, lines: AsyncGenerator[BaseModel, None]) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, lines: AsyncGenerator[BaseModel, None]
+    ) -> web.StreamResponse:
         """One JSON document a line, as soon as it exists. A client that leaves ends only its own stream."""
         response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
         await response.prepare(request)

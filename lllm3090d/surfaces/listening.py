@@ -133,18 +133,13 @@ def _activated() -> socket.socket | None:
     return sock
 
 
-def _is_listened_on(path: Path, table: Path = Path("/proc/net/unix")) -> bool:
-    """Somebody listens here. Looked up, not tried: a connection would start a socket-activated service."""
-    for line in table.read_text(errors="surrogateescape").splitlines()[1:]:
-        fields = line.split(maxsplit=7)
-        # Num RefCount Protocol Flags Type St Inode Path; the flag is the kernel's __SO_ACCEPTCON.
-        if len(fields) == 8 and int(fields[3], 16) & 0x10000 and fields[7] == str(path):
-            return True
-    return False
-
-
-def listen(path: Path) -> Listening:
+def listen(path: Path, *, systemd_listens: bool = False) -> Listening:
     """Lock the directory and take systemd's socket, or bind our own at this path.
+
+    Args:
+        path: of the control socket.
+        systemd_listens: the socket unit is active. Then a socket of our own would replace systemd's, whose clients
+            would wait for ever.
 
     Raises:
         LlmError: ALREADY_RUNNING, SOCKET_PATH_TOO_LONG, RUNTIME_DIR_UNUSABLE.
@@ -159,7 +154,7 @@ def listen(path: Path) -> Listening:
         raise
     if passed is not None:
         return Listening(passed, Path(os.fsdecode(passed.getsockname())), lock_fd, activated=True)
-    if _is_listened_on(path):
+    if systemd_listens:
         os.close(lock_fd)
         raise LlmError(
             ErrorCode.ALREADY_RUNNING,
@@ -169,7 +164,7 @@ def listen(path: Path) -> Listening:
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # We hold the lock and nobody listens: whatever lies there is a dead daemon's.
+        # We hold the lock and systemd does not listen: whatever lies there is a dead daemon's.
         path.unlink(missing_ok=True)
         mask = os.umask(0o177)
         try:

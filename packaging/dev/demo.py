@@ -1,7 +1,7 @@
 """The main job, on real parts: start the daemon, load a model, ask one question, unload, stop.
 
-Run by ``make demo`` inside ``user-manager``. Exit status 0 only if all of it happened. Standard library only; it
-drives the product as a person does, by ``systemctl --user`` and ``lllm3090ctl``.
+Run by ``make demo`` inside ``user-manager``. Exit status 0 only if all of it happened. Standard library
+only; it drives the product as a person does, by ``systemctl --user`` and ``lllm3090ctl``.
 """
 
 from __future__ import annotations

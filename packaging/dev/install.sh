@@ -21,7 +21,7 @@ manager_answers() { systemctl --user show-environment >/dev/null 2>&1; }
 
 install_all() {
   local name python
-  "$here/setup.sh" packages
+  [ -x "$venv/bin/python" ] || "$here/setup.sh" packages
   python=$("$here/setup.sh" python)
   say "installing into $venv"
   mkdir -p "$data" "$bin" "$units"

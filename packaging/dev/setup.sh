@@ -50,10 +50,10 @@ missing_packages() {
   command -v dbus-daemon >/dev/null || echo dbus-daemon
   command -v mount >/dev/null || echo mount
   [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ] || echo ca-certificates
-  if [ -n "$python" ] && ! venv_is_current; then
+  if [ -n "$python" ] && { [ "$target" = packages ] || ! venv_is_current; }; then
     missing_for_venv "$python"
   fi
-  if [ "$target" != venv ] && ! engine_is_there; then
+  if [[ $target =~ ^(demo|test)$ ]] && ! engine_is_there; then
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
   fi
@@ -246,8 +246,14 @@ main() {
   local target=${1:-} begin=$SECONDS
   case "$target" in
     venv | demo | test) ;;
-    packages) set_up_system venv; return ;;
-    python) find_python; return ;;
+    packages)
+      set_up_system packages
+      return
+      ;;
+    python)
+      find_python
+      return
+      ;;
     *) die "usage: setup.sh venv|demo|test|packages|python" ;;
   esac
   set_up_system "$target"

@@ -42,7 +42,8 @@ class Behaviour:
         vram_mib: MiB claimed on the fake card of ``nvml_state``; out of memory when the card has less free.
         host_mib: MiB of host memory really allocated.
         nvml_state: state file of the fake card; default FAKE_NVML_STATE.
-        crash_during_load: ``{"exit": 1}`` or ``{"signal": "SIGSEGV"}``, and ``"lines": [...]`` said before.
+        crash_during_load: ``{"exit": 1}`` or ``{"signal": "SIGSEGV"}`` (not SIGTERM or SIGINT), and
+            ``"lines": [...]`` said before.
         oom: run out of card memory half-way, whatever is free.
         crash_after_tokens: abort when so many tokens have been sent.
         hang: answer ``/health``, send no tokens.
@@ -321,10 +322,8 @@ def die(how: dict[str, Any]) -> None:
     """End at once, by signal or exit status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if "signal" in how:
-        number = signal.Signals[how["signal"]]
-        signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.Signals[how["signal"]])
+        signal.pause()  # delivered to another thread
     sys.stderr.flush()
     os._exit(int(how.get("exit", 1)))
 
@@ -498,7 +497,14 @@ def serve(arguments: dict[str, str], behaviour: Behaviour) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour.ignore_sigterm else end)
     signal.signal(signal.SIGINT, end)
     try:
-        with Server(arguments["--host"], Handler) as server:
+        server = Server(arguments["--host"], Handler)
+    except OSError:  # also where a killed predecessor left its socket, as with the real one
+        say(
+            f"E srv         start: couldn't bind HTTP server socket, hostname: {arguments['--host']}, port: 8080"
+        )
+        raise SystemExit(1) from None
+    try:
+        with server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             engine.load()
             while True:

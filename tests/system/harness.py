@@ -192,13 +192,21 @@ class Service:
 
     # --- its clients --------------------------------------------------------------------------------------------
 
-    def ctl(self, *arguments: str, check: bool = True, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def ctl(
+        self, *arguments: str, check: bool = True, timeout: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``lllm3090ctl``."""
         done = subprocess.run(
-            [str(BIN / "lllm3090ctl"), *arguments], capture_output=True, text=True, check=False, timeout=timeout
+            [str(BIN / "lllm3090ctl"), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
         )
         if check and done.returncode != 0:
-            raise AssertionError(f"lllm3090ctl {' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}")
+            raise AssertionError(
+                f"lllm3090ctl {' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}"
+            )
         return done
 
     def ctl_json(self, *arguments: str) -> Any:

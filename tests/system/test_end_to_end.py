@@ -43,7 +43,9 @@ def test_load_answer_unload(service: Service) -> None:
     shown = service.ctl("load", "smollm2", "--context", "2048")
     assert NAME in shown.stdout + shown.stderr
     (unit,) = model_units()
-    facts = properties(unit, "Slice", "Transient", "Type", "Restart", "OOMPolicy", "ControlGroup", "MemoryMax")
+    facts = properties(
+        unit, "Slice", "Transient", "Type", "Restart", "OOMPolicy", "ControlGroup", "MemoryMax"
+    )
     assert facts["Slice"] == "lllm3090.slice"
     assert facts["Transient"] == "yes"
     assert facts["Type"] == "exec"
@@ -215,8 +217,12 @@ def test_bad_settings_at_start_are_explained(service: Service) -> None:
 
 def test_logs_of_an_engine(service: Service) -> None:
     load_small(service)
-    lines = eventually(lambda: service.request("GET", f"/v1/instances/{NAME}/logs?lines=500").body.splitlines())
-    assert any("llama" in json.loads(line)["message"] or "srv" in json.loads(line)["message"] for line in lines)
+    lines = eventually(
+        lambda: service.request("GET", f"/v1/instances/{NAME}/logs?lines=500").body.splitlines()
+    )
+    assert any(
+        "llama" in json.loads(line)["message"] or "srv" in json.loads(line)["message"] for line in lines
+    )
     assert service.request("GET", f"/v1/instances/{NAME}/logs?lines=0").body == b""
     assert service.ctl("logs", NAME, "-n", "5").stdout
 
@@ -262,7 +268,7 @@ def test_adoption_while_loading(service: Service, gemma3_path: Path) -> None:
     assert len(model_units()) == 1
 
 
-@pytest.mark.parametrize("name", ["with space", "it's \"quoted\"", "$HOME;ls", "uni–côde", "semi;colon"])
+@pytest.mark.parametrize("name", ["with space", 'it\'s "quoted"', "$HOME;ls", "uni–côde", "semi;colon"])
 def test_paths_with_every_nasty_character(service: Service, smollm2_path: Path, name: str) -> None:
     put_model(service, name, smollm2_path)
     instance = load_small(service, name)

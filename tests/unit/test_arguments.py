@@ -1,4 +1,4 @@
-"""From a plan to the command line: every priced flag, only flags the build has, nothing systemd would alter."""
+"""From a plan to the command line: every priced flag, only known flags, nothing systemd would alter."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NOT_RUNNING = {"LoadState": "loaded", "ActiveState": "inactive", "SubState": "de
 
 
 def fake_systemctl(directory: Path, script: str) -> Mapping[str, str]:
-    """A systemctl that is a shell script and notes its arguments in ``asked``; returns the environment for it."""
+    """A systemctl that is a script and notes its arguments in ``asked``; returns the environment for it."""
     program = directory / "systemctl"
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{directory}/asked"\n{script}\n')
     program.chmod(0o755)

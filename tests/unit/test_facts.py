@@ -269,8 +269,8 @@ def test_quantisation_label(tmp_path: Path) -> None:
     for file_type, tensor_type, label in [(15, "Q8_0", "Q4_K_M"), (1, "F16", "F16"), (0, "F32", "F32")]:
         write_llama(path, type=tensor_type, metadata={"general.file_type": file_type})
         assert read_facts([path]).quantisation == label
-    for file_type in (None, 4, 99999, 1024):  # missing, removed, unknown, "guessed"
-        write_llama(path, type="Q4_0", metadata={"general.file_type": file_type})
+    for unknown in (None, 4, 99999, 1024):  # missing, removed, unknown, "guessed"
+        write_llama(path, type="Q4_0", metadata={"general.file_type": unknown})
         assert read_facts([path]).quantisation == "Q4_0"
 
 

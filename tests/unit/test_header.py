@@ -306,6 +306,15 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
             opened.take(100, "the test")
 
 
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)  # reading a directory fails, as a broken disk does
+    try:
+        with pytest.raises(LlmError, match="cannot be read: Is a directory"):
+            cursor.Cursor(descriptor, tmp_path / "m.gguf", 1000).take(100, "the test")
+    finally:
+        os.close(descriptor)
+
+
 @pytest.mark.parametrize("name", ["with space.gguf", "quote'\".gguf", "$HOME;rm -rf.gguf", "new\nline.gguf"])
 def test_awkward_names(tmp_path: Path, name: str) -> None:
     assert read_header(write_llama(tmp_path / name)).tensors

@@ -246,11 +246,14 @@ def test_failure_while_choosing_is_an_error(nvml: FakeNvml, asker: Asker, functi
     assert asker.ask("open auto")["code"] == "card_unreadable"
 
 
-def test_close_may_be_repeated_and_ends_reading(asker: Asker) -> None:
-    asker.ask("open auto")
-    assert asker.ask("close") == {}
-    assert asker.ask("close") == {}
-    assert asker.ask("open auto")["kind"] == "nvidia"
+def test_close_may_be_repeated_and_ends_reading(nvml: FakeNvml) -> None:
+    process = Asker(nvml.environment)
+    assert process.ask("open auto")["kind"] == "nvidia"
+    assert process.ask("close") == {}
+    assert process.ask("close") == {}
+    assert "Uninitialized" in process.ask("read")["detail"]
+    assert process.ask("open auto")["kind"] == "nvidia"
+    process.end()
 
 
 def test_missing_library_falls_back_only_under_auto(tmp_path: Path) -> None:

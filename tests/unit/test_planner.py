@@ -423,6 +423,19 @@ def test_a_quantised_cache_is_offered_where_it_would_do() -> None:
     assert error.details["largest_context_tokens"] < 31_744
 
 
+def test_a_prompt_cache_in_host_memory_can_be_given_up() -> None:
+    """On a real card it lies elsewhere and would give nothing back."""
+    quote = plan_of(SMOLLM2, PlanRequest(context_tokens=8192), backend=Backend.CPU).quote
+    without = on_card(quote) - 1024 * MIB
+    error = refusal(SMOLLM2, grantable_bytes=without, backend=Backend.CPU)
+    assert error.details["fits_without_prompt_cache"] is True
+    assert error.hint is not None and "prompt_cache_mib = 0" in error.hint
+    off = replace(POLICY, prompt_cache_mib=0)
+    assert plan_of(SMOLLM2, grantable_bytes=without, backend=Backend.CPU, policy=off).window_tokens == 8192
+    card = refusal(SMOLLM2, grantable_bytes=1024 * MIB, backend=Backend.CUDA)
+    assert "fits_without_prompt_cache" not in card.details
+
+
 def test_no_quantised_cache_is_offered_that_the_model_cannot_have() -> None:
     odd = replace(
         facts_of(QWEN3_8B),

@@ -52,7 +52,9 @@ from lllm3090d.serving.events import (
     WatchLoading,
 )
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_UP, SERVING, InstanceState
-from lllm3090d.serving.scheduler import Instance, Policy, Scheduler
+from lllm3090d.serving.policy import Policy
+from lllm3090d.serving.running import Instance
+from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_spec import RECORD_VARIABLE
 
 pytestmark = pytest.mark.unit
@@ -60,7 +62,22 @@ pytestmark = pytest.mark.unit
 GIB = 1 << 30
 CARD = Card(CardKind.NVIDIA, "GPU-1", "NVIDIA GeForce RTX 3090", "580.95")
 FLAGS = frozenset(
-    "--host -m --alias -c --parallel -ctk -ctv -b -ub -fa -ngl --fit --ctx-checkpoints --cache-ram".split()
+    [
+        "--host",
+        "-m",
+        "--alias",
+        "-c",
+        "--parallel",
+        "-ctk",
+        "-ctv",
+        "-b",
+        "-ub",
+        "-fa",
+        "-ngl",
+        "--fit",
+        "--ctx-checkpoints",
+        "--cache-ram",
+    ]
 )
 CAPABILITIES = Capabilities("11434", FLAGS, Backend.VULKAN, ("Vulkan0",))
 
@@ -141,7 +158,9 @@ class World:
         reading = MemoryReading(0.0, 24 * GIB, 451 * MIB, used, max(0, 24 * GIB - 451 * MIB - used), ())
         return Observation(CARD, reading, loaded, loaded, False)
 
-    def request(self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None) -> LoadRequested:
+    def request(
+        self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None
+    ) -> LoadRequested:
         self.runs += 1
         path = Path(f"/models/{name}/model.gguf")
         return LoadRequested(
@@ -158,7 +177,9 @@ class World:
         needs_reading = isinstance(event, LoadRequested)
         return self.scheduler.handle(event, self.observation() if needs_reading else None)
 
-    def load(self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None) -> list[Effect]:
+    def load(
+        self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None
+    ) -> list[Effect]:
         return self.do(self.request(name, token, gib, request))
 
     def get(self, name: str) -> Instance:
@@ -219,7 +240,8 @@ def test_two_loads_of_one_model_share_one_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [PlanRequest(context_tokens=16384), PlanRequest(parallel=2), PlanRequest(cache_type_k=CacheType.F16)]
+    "request_",
+    [PlanRequest(context_tokens=16384), PlanRequest(parallel=2), PlanRequest(cache_type_k=CacheType.F16)],
 )
 def test_a_running_model_is_not_changed_silently(request_: PlanRequest) -> None:
     world = World()
@@ -445,7 +467,12 @@ class Histories(RuleBasedStateMachine):
                     held = self.world.scheduler.ledger.get(run)
                     assert held is not None
                     assert held.reserved_bytes <= granted_before, "over-committed"
-                case LoadDone(token=token) | UnloadDone(token=token) | CancelDone(token=token) | Failed(token=token):
+                case (
+                    LoadDone(token=token)
+                    | UnloadDone(token=token)
+                    | CancelDone(token=token)
+                    | Failed(token=token)
+                ):
                     assert token in self.open, f"{token} was answered twice"
                     del self.open[token]
                 case WaitForMemory(run=run):
@@ -482,7 +509,9 @@ class Histories(RuleBasedStateMachine):
         if not instances:
             return
         instance = data.draw(st.sampled_from(instances))
-        news = data.draw(st.sampled_from(["active", "deactivating", "failed", "gone", "started", "refused", "stopped"]))
+        news = data.draw(
+            st.sampled_from(["active", "deactivating", "failed", "gone", "started", "refused", "stopped"])
+        )
         match news:
             case "gone":
                 self.feed(UnitVanished(instance.unit, None))
@@ -528,7 +557,9 @@ class Histories(RuleBasedStateMachine):
     def what_runs_is_charged_and_nothing_else(self) -> None:
         scheduler = self.world.scheduler
         # One whose memory is back may still wait for the reason of its end.
-        back = {i.run for i in scheduler.instances if i.state is InstanceState.RELEASING and not i.memory_pending}
+        back = {
+            i.run for i in scheduler.instances if i.state is InstanceState.RELEASING and not i.memory_pending
+        }
         live = {i.run for i in scheduler.instances if i.state not in ENDED} - back
         charged = {r.run for r in scheduler.ledger}
         assert live <= charged

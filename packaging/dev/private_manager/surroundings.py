@@ -13,6 +13,7 @@ from pathlib import Path
 from private_manager.processes import Account
 
 ORDINARY_NAME = "lllm3090-user"
+MARK = "PRIVATE_USER_MANAGER"  # tells the command that no person's units are at stake
 FIRST_UID = 4242  # above SYSTEM_UID_MAX, so journald keeps a journal of its own for it
 
 PASSED = frozenset(
@@ -75,6 +76,7 @@ def session_environment(account: Account, runtime: Path) -> dict[str, str]:
 def command_environment(account: Account, runtime: Path, scratch: Path | None) -> dict[str, str]:
     """The whole environment of the command."""
     environment = passed_environment(os.environ) | session_environment(account, runtime)
+    environment[MARK] = "1"
     if scratch is not None:
         environment["TMPDIR"] = str(scratch)
     return environment

@@ -1,0 +1,222 @@
+"""Carrying out what takes time: each effect becomes a coroutine that ends by submitting an event.
+
+None of these changes state. They run beside the writer, so that no model's trouble blocks another's request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lllm3090d.bus.systemd import SystemdManager
+from lllm3090d.bus.unit_status import explain_exit
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import CardReader
+from lllm3090d.serving import journal
+from lllm3090d.serving.events import (
+    EngineReady,
+    Event,
+    ForgetUnit,
+    LoadStalled,
+    MemoryReleased,
+    PostMortemRead,
+    ReadPostMortem,
+    StartFinished,
+    StartUnit,
+    StopFinished,
+    StopUnit,
+    UnitSeen,
+)
+from lllm3090d.serving.measure import held_bytes
+from lllm3090d.serving.readiness import Progress, wait_until_ready
+from lllm3090d.serving.running import Instance
+from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.unit_spec import identifier
+from lllm3090d.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# Beyond TimeoutStopUSec systemd has sent SIGKILL; what is not dead then is in the kernel's hands.
+STOP_MARGIN_S = 5.0
+POST_MORTEM_LINES = 20
+MEMORY_POLL_S = 0.05
+QUARANTINE_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far the load of an instance is, bytes."""
+
+    instance: Instance
+    resident_bytes: int
+    expected_bytes: int
+
+
+class Effects:
+    """The slow half of the daemon.
+
+    Args:
+        manager: the user's systemd.
+        scheduler: read, never changed.
+        settings: the present settings.
+        reader: the card.
+        submit: hands an event to the writer.
+        on_progress: told how far a load is.
+    """
+
+    def __init__(
+        self,
+        *,
+        manager: SystemdManager,
+        scheduler: Scheduler,
+        settings: Callable[[], Settings],
+        reader: CardReader,
+        submit: Callable[[Event], None],
+        on_progress: Callable[[LoadProgress], None],
+    ) -> None:
+        self._manager = manager
+        self._scheduler = scheduler
+        self._settings = settings
+        self._reader = reader
+        self._submit = submit
+        self._on_progress = on_progress
+
+    async def start_unit(self, effect: StartUnit) -> None:
+        """Start the unit; ends in StartFinished, or in the news of a unit that has failed."""
+        unit = effect.spec.name
+        try:
+            result = await self._manager.start(unit, effect.spec.properties)
+            status = await self._manager.status(unit)
+        except LlmError as error:
+            self._submit(StartFinished(effect.run, error))
+            return
+        if status is not None:
+            # First the facts (PID, cgroup), then the news: who waits for the engine needs them.
+            self._submit(UnitSeen(status))
+        if result in {"done", "skipped"}:
+            self._submit(StartFinished(effect.run, None))
+        elif status is None or not status.is_failed:
+            failure = LlmError(
+                ErrorCode.ENGINE_FAILED,
+                f"the unit {unit} could not be started: systemd's job ended with {result}",
+                hint=f"See: journalctl --user -u {unit}",
+                unit=unit,
+            )
+            self._submit(StartFinished(effect.run, failure))
+
+    async def watch(self, run: str) -> None:
+        """Wait for the engine; ends in EngineReady or LoadStalled."""
+        instance = self._scheduler.by_run(run)
+        if instance is None:
+            return
+        reservation = self._scheduler.ledger.get(run)
+        expected_bytes = reservation.reserved_bytes if reservation else 0
+
+        def resident() -> int:
+            return self._held(instance.main_pid) or 0
+
+        def tell(progress: Progress) -> None:
+            self._on_progress(LoadProgress(instance, progress.resident_bytes, expected_bytes))
+
+        ready = await wait_until_ready(
+            instance.record.socket,
+            lambda: instance.control_group or "",
+            resident,
+            tell,
+            self._settings().load_timeout_s,
+        )
+        if ready:
+            self._submit(EngineReady(run, resident() or None))
+        else:
+            self._submit(
+                LoadStalled(
+                    run,
+                    LlmError(
+                        ErrorCode.LOAD_TIMED_OUT,
+                        f"{instance.name} made no progress for {self._settings().load_timeout_s:g} s "
+                        f"(it held {resident()} bytes) and was stopped",
+                        hint=f"See: lllm3090ctl logs '{instance.name}'; the limit is the setting load_timeout_s.",
+                        unit=instance.unit,
+                    ),
+                )
+            )
+
+    async def stop_unit(self, effect: StopUnit) -> None:
+        """Stop the unit; ends in StopFinished."""
+        try:
+            await self._manager.stop(effect.unit, self._settings().stop_timeout_s + STOP_MARGIN_S)
+        except LlmError as error:
+            self._submit(StopFinished(effect.run, error))
+        else:
+            self._submit(StopFinished(effect.run, None))
+
+    async def post_mortem(self, effect: ReadPostMortem) -> None:
+        """Find out why the unit ended; ends in PostMortemRead."""
+        ending = explain_exit(effect.status) if effect.status else "ended; systemd keeps no record of how"
+        try:
+            lines = await journal.last_lines_after_death(
+                identifier(effect.unit), effect.unit, POST_MORTEM_LINES
+            )
+        except LlmError as error:
+            lines = ()
+            log.warning(
+                "the engine's last lines cannot be read",
+                extra={"unit": effect.unit, "reason": error.message},
+            )
+        texts = [line.message for line in lines]
+        self._submit(
+            PostMortemRead(
+                effect.run,
+                LlmError(
+                    ErrorCode.ENGINE_FAILED,
+                    f"the engine {ending}" + (f"; its last line: {texts[-1]}" if texts else ""),
+                    hint=f"See: journalctl --user SYSLOG_IDENTIFIER={identifier(effect.unit)}",
+                    unit=effect.unit,
+                    last_lines=texts,
+                ),
+            )
+        )
+
+    async def wait_for_memory(self, run: str) -> None:
+        """Until the card no longer shows the run's process; said once more when that takes longer than allowed."""
+        instance = self._scheduler.by_run(run)
+        pid = instance.main_pid if instance else None
+        reservation = self._scheduler.ledger.get(run)
+        began = time.monotonic()
+        late = False
+        while True:
+            missing = self._held(pid)
+            if missing is None:
+                # An unreadable card has not shown the memory back.
+                missing = reservation.charged_bytes if reservation else 0
+            if missing == 0:
+                self._submit(MemoryReleased(run, 0))
+                return
+            if not late and time.monotonic() - began > self._settings().release_timeout_s:
+                late = True
+                self._submit(MemoryReleased(run, missing))
+            await asyncio.sleep(QUARANTINE_POLL_S if late else MEMORY_POLL_S)
+
+    def _held(self, pid: int | None) -> int | None:
+        """Bytes a process holds now; None when that cannot be read."""
+        try:
+            return held_bytes(self._reader, pid) if pid else 0
+        except LlmError as error:
+            log.warning("what an engine holds cannot be read", extra={"pid": pid, "reason": error.message})
+            return None
+
+    async def forget(self, effect: ForgetUnit) -> None:
+        """Leave nothing of a dead unit behind; what cannot be removed is only logged."""
+        try:
+            effect.socket.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a socket could not be removed", extra={"path": effect.socket, "reason": str(error)})
+        try:
+            await self._manager.reset_failed(effect.unit)
+        except LlmError as error:
+            log.warning(
+                "a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message}
+            )

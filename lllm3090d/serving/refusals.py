@@ -1,0 +1,64 @@
+"""The refusals of the scheduler, each with its way out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lllm3090d.errors import ErrorCode, LlmError
+
+
+def not_loaded(name: str, loaded: Iterable[str]) -> LlmError:
+    """The error for a model that does not run."""
+    names = sorted(loaded)
+    return LlmError(
+        ErrorCode.NOT_LOADED,
+        f"{name} is not loaded" + (f"; loaded: {', '.join(names)}" if names else "; nothing is"),
+        hint="See what runs: lllm3090ctl ps",
+        name=name,
+        loaded=names,
+    )
+
+
+def loaded_differently(name: str, mismatch: str) -> LlmError:
+    """The error for a model that runs, but not as asked for."""
+    return LlmError(
+        ErrorCode.LOADED_DIFFERENTLY,
+        f"{name} is loaded with {mismatch}; a running model is not changed without being asked",
+        hint=f"Unload it first: lllm3090ctl unload '{name}'",
+        name=name,
+    )
+
+
+def cancelled(name: str) -> LlmError:
+    """What the client of a withdrawn load is told."""
+    return LlmError(ErrorCode.LOAD_CANCELLED, f"the load of {name} was cancelled by its client", name=name)
+
+
+def unloaded_while_loading(name: str) -> LlmError:
+    """What the clients of a load are told when somebody unloads the model under way."""
+    return LlmError(
+        ErrorCode.LOAD_CANCELLED,
+        f"{name} was unloaded before it was ready",
+        hint="See who did: lllm3090ctl events",
+        name=name,
+    )
+
+
+def stopped_by_somebody(name: str) -> LlmError:
+    """What the clients of a load are told when systemd was asked to stop the unit."""
+    return LlmError(
+        ErrorCode.LOAD_CANCELLED,
+        f"the unit of {name} was stopped from outside before it was ready",
+        hint="Load it again, or see: lllm3090ctl events",
+        name=name,
+    )
+
+
+def no_such_load(token: str) -> LlmError:
+    """The error for a token that no load under way has."""
+    return LlmError(
+        ErrorCode.NO_SUCH_LOAD,
+        f"no load with the token {token} is under way; it has ended or was never made",
+        hint="See what runs: lllm3090ctl ps",
+        token=token,
+    )

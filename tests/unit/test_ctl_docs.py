@@ -1,0 +1,131 @@
+"""The reference of the client and its help say what the program does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from lllm3090ctl.cli import CACHE_TYPES, cli
+from lllm3090d import wire
+from lllm3090d.errors import ExitStatus
+from tests.fakes.control_server import (
+    INSTANCE,
+    MODELS,
+    PLAN,
+    READY,
+    STATUS,
+    ControlServer,
+    Stream,
+    ctl,
+    event,
+)
+
+pytestmark = pytest.mark.unit
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+CLI = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+COMMANDS = sorted(cli.commands)
+
+
+def section(command: str) -> str:
+    """The part of the reference about one command."""
+    return CLI.split(f"\n## {command}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def options(command: click.Command) -> Iterator[str]:
+    """Every way to spell an option of the command."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield from parameter.opts
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_in_the_reference(name: str) -> None:
+    """``load`` refers to ``plan`` for what they share, and ``--json`` is told once for all."""
+    told = section(name) + (section("plan") if name == "load" else "") + section("Options of every command")
+    assert f"lllm3090ctl {name}" in section(name)
+    for option in options(cli.commands[name]):
+        assert re.search(rf"`{option}[ `]", told), option
+
+
+def test_every_global_option_is_in_the_reference() -> None:
+    """Those that stand before the command."""
+    for option in (*options(cli), "--help", "-h"):
+        assert re.search(rf"`{option}[ `]", section("Options of every command")), option
+
+
+def test_every_cache_type_is_in_the_reference() -> None:
+    """The list is complete."""
+    for each in CACHE_TYPES:
+        assert f"`{each}`" in section("plan")
+
+
+def test_reference_names_no_option_that_is_not_there() -> None:
+    """What was removed is removed from the reference too."""
+    known = {option for command in (cli, *cli.commands.values()) for option in options(command)} | {"--help"}
+    named = {option for line in CLI.splitlines() for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)}
+    assert named - known - {"--unix-socket"} == set()
+
+
+def test_every_exit_status_is_in_its_reference() -> None:
+    """Number and name, in one row, and no others."""
+    rows = re.findall(
+        r"^\| (\d+) \| `(\w+)` \|", (REFERENCE / "exit-statuses.md").read_text(encoding="utf-8"), re.M
+    )
+    assert [(int(number), name) for number, name in rows] == [(int(s), s.name) for s in ExitStatus]
+
+
+def test_every_code_of_the_client_is_in_the_reference() -> None:
+    """Codes are found in the source, so that a new one cannot be forgotten."""
+    sources = "".join(path.read_text() for path in (REFERENCE.parents[1] / "lllm3090ctl").glob("*.py"))
+    codes = set(re.findall(r'own_failure\(\s*"(\w+)"', sources))
+    assert len(codes) >= 7
+    for code in codes:
+        assert f"| `{code}` |" in CLI
+    for reason in re.findall(r'Diagnosis\(\s*"(\w+)"', sources):
+        assert f"`{reason}`" in CLI
+
+
+def examples() -> list[str]:
+    """Every command line in the reference and in the helps, up to a pipe or a comment."""
+    context = click.Context(cli)
+    texts = [CLI, cli.get_help(context)]
+    texts += [command.get_help(click.Context(command)) for command in cli.commands.values()]
+    lines = {
+        re.split(r" \||  ", line.strip())[0]
+        for text in texts
+        for line in text.splitlines()
+        if re.match(r"\s*lllm3090ctl [a-z]", line)
+    }
+    return sorted(lines)
+
+
+@pytest.mark.parametrize("line", examples())
+def test_examples_work(line: str) -> None:
+    """Each is run against a daemon that has what it asks for."""
+    with ControlServer(
+        version=wire.Version(version="0.1.0"),
+        status=STATUS,
+        models=MODELS,
+        instances=wire.Instances(instances=(INSTANCE,)),
+        logs=Stream((wire.LogLine(at="t", message="m"),)),
+        events=Stream((event(1),)),
+        plan=PLAN,
+        load=Stream((READY,)),
+        unload=wire.Unloaded(name="x", run="r", released_bytes=1, elapsed_s=0.1),
+    ) as server:
+        done = ctl(server, *shlex.split(line)[1:])
+    # To follow events ends with the daemon, and this one has said all.
+    assert done.exit_code == (3 if "events" in line and "--follow" in line else 0), done.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example(name: str) -> None:
+    """A newcomer copies it."""
+    help_text = cli.commands[name].get_help(click.Context(cli.commands[name]))
+    assert re.search(rf"Examples?:\n\s+lllm3090ctl {name}\b", help_text)
