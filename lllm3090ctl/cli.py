@@ -24,6 +24,7 @@ DISTRIBUTION = "lllm3090"
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MOST_CONTEXT_TOKENS = 1 << 28
 MOST_SLOTS = 256
+MOST_LOG_LINES = 100_000
 
 _Function = Callable[..., Any]
 
@@ -326,7 +327,7 @@ def status(client: Client, screen: Screen) -> int:
 @click.option(
     "-n",
     "--lines",
-    type=click.IntRange(0, 1_000_000),
+    type=click.IntRange(0, MOST_LOG_LINES),
     default=100,
     show_default=True,
     metavar="LINES",
@@ -371,7 +372,7 @@ def events(client: Client, screen: Screen, since: int, follow: bool) -> int:
         for line in stream:
             screen.line(line.members, render.event(line))
     if follow:
-        raise client.lost()
+        raise client.ended()
     return ExitStatus.OK
 
 

@@ -97,18 +97,19 @@ class Stream:
 
         Raises:
             Failure: ``connection_lost`` when the stream breaks off, ``bad_answer`` for anything but JSON
-                objects.
+                objects, or what the daemon reports: once a stream has begun, a failure is its last line, an object
+                with nothing but a ``problem``.
         """
         pending = b""
         while piece := self._read():
             *lines, pending = (pending + piece).split(b"\n")
             for line in lines:
                 if line.strip():
-                    yield parse(line)
+                    yield _line(line)
             if len(pending) > LARGEST_LINE_BYTES:
                 raise bad_answer("A line of the answer does not end.")
         if pending.strip():
-            yield parse(pending)
+            yield _line(pending)
 
     def _read(self) -> bytes:
         try:
@@ -190,6 +191,16 @@ class Client:
             f"The daemon ended the connection before it had finished its answer{why}.",
             exit_status=ExitStatus.UNREACHABLE,
             hint="Models that run go on running. See what happened: journalctl --user -u lllm3090d -n 20",
+        )
+
+    def ended(self) -> Failure:
+        """The failure of a stream that should go on for as long as the daemon does."""
+        return own_failure(
+            "connection_lost",
+            "The daemon went away",
+            "The daemon ended the stream: it stops, or more came than this client read.",
+            exit_status=ExitStatus.UNREACHABLE,
+            hint=f"Models that run go on running. See whether the daemon runs: {self.command} status",
         )
 
     def _ask(
@@ -335,3 +346,10 @@ class Client:
             "Wait longer: lllm3090ctl --timeout SECONDS ...\n"
             "Restart it (models go on running): systemctl --user restart lllm3090d",
         )
+
+
+def _line(raw: bytes) -> Document:
+    line = parse(raw)
+    if line.members.keys() == {"problem"}:
+        raise as_failure(line.child("problem").members)
+    return line

@@ -148,13 +148,18 @@ def loaded(line: Document) -> list[Block]:
 
 def admitted(line: Document, name: str) -> str:
     """The line that a load was admitted, with what it will hold."""
-    view = line.maybe_child("plan")
-    if view is None:
-        return f"{clean(name)}: admitted"
-    return (
-        f"{clean(view.text('model'))}: admitted, context {_context(view)};"
-        f" {mib(view.whole('card_bytes'))} of {mib(view.whole('available_bytes'))} MiB"
-    )
+    plan_view, instance = line.maybe_child("plan"), line.maybe_child("instance")
+    if plan_view:
+        return (
+            f"{clean(plan_view.text('model'))}: admitted, context {_context(plan_view)};"
+            f" {mib(plan_view.whole('card_bytes'))} of {mib(plan_view.whole('available_bytes'))} MiB"
+        )
+    if instance:
+        return (
+            f"{clean(instance.text('name'))}: admitted, context {_context(instance)};"
+            f" reserved {mib(instance.whole('reserved_bytes'))} MiB"
+        )
+    return f"{clean(name)}: admitted"
 
 
 def event(line: Document) -> str:
@@ -185,7 +190,7 @@ def failure(problem: Document) -> list[Block]:
     try:
         details = problem.maybe_child("details")
         if details:
-            blocks += _ledger(details) + _listings(details)
+            blocks += _ledger(details) + _listings(details, said=str(problem.members.get("detail")))
     except Failure:
         # The daemon is of another version; what can be read without the details is still worth showing.
         blocks = [_problem_text(problem)]
@@ -256,6 +261,8 @@ def _ledger(details: Document) -> list[Block]:
             Table(ITEM_COLUMNS, (*_item_rows(items), ("sum on the card", mib(needed), "", "", ""))),
         ]
     available = details.maybe_whole("available_bytes")
+    if available is None:
+        available = details.maybe_whole("grantable_bytes")
     if details.has("budget"):
         budget = details.children("budget")
         if available is None:
@@ -270,11 +277,13 @@ def _ledger(details: Document) -> list[Block]:
     return blocks
 
 
-def _listings(details: Document) -> list[Block]:
-    """Details that are lists of strings: candidates of an ambiguous name, the engine's last lines, etc."""
+def _listings(details: Document, said: str) -> list[Block]:
+    """Details that are lists of strings, such as the engine's last lines, unless the message says them all."""
     blocks: list[Block] = []
     for key, value in details.members.items():
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            continue
+        if not all(each in said for each in value):
             blocks.append(f"{clean(key).replace('_', ' ')}:")
             blocks += [f"  {clean(each, keep=chr(9))}" for each in value[-MOST_LISTED:]]
     return blocks

@@ -188,6 +188,8 @@ class BusThread:
             RemoteError: the other side answered with an error.
             LlmError: BUS_UNAVAILABLE when there is no answer: bus lost, nobody of that name, timeout.
         """
+        if arguments is not None and not arguments.get_type().is_tuple():
+            raise TypeError(f"the arguments of {member} are {arguments.get_type_string()}, not a tuple")
         flags = Gio.DBusCallFlags.NONE if auto_start else Gio.DBusCallFlags.NO_AUTO_START
         future: asyncio.Future[tuple[Any, ...]] = self._expect()
         self._invoke(self._bus_method, _Call(target, member, arguments, timeout_s, flags), future)
@@ -276,18 +278,20 @@ class BusThread:
             try:
                 connection = Gio.DBusConnection.new_for_address_finish(result)
             except GLib.Error as error:
-                self._bus_not_connected(first, error)
+                hangs = error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED)
+                why = f"no answer within {CONNECT_TIMEOUT_S:g} s" if hangs else error.message
+                self._bus_not_connected(first, why)
                 return
             self._bus_connected(first, connection)
 
         # pydbus.connect() does the same and blocks; a bus that hangs must not stop this loop.
         Gio.DBusConnection.new_for_address(self.address, _CLIENT, None, attempt, connected)
 
-    def _bus_not_connected(self, first: bool, error: GLib.Error) -> None:
+    def _bus_not_connected(self, first: bool, why: str) -> None:
         if first:
-            self._post(self._first_connected, unavailable(f"no D-Bus at {self.address}: {error.message}"))
+            self._post(self._first_connected, unavailable(f"no D-Bus at {self.address}: {why}"))
         elif not self._closing:
-            log.debug("D-Bus is not back: %s", error.message)
+            log.debug("D-Bus is not back: %s", why)
             self._bus_after(self._backoff_s, lambda: self._bus_connect(first=False))
             self._backoff_s = min(self._backoff_s * 2, RECONNECT_LAST_S)
 

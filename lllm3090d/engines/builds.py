@@ -202,12 +202,12 @@ def _why_not_executable(server: Path) -> tuple[str | None, str | None]:
 def _library_path(server: Path) -> tuple[Path, ...]:
     """Directories that hold the build's libraries, the executable's own first."""
     own = Path(os.path.realpath(server)).parent
-    candidates = [server.parent, own, own.parent / "lib", own.parent / "lib64"]
-    found = []
-    for directory in dict.fromkeys(candidates):
+    candidates = (server.parent, own, own.parent / "lib", own.parent / "lib64")
+    found: dict[str, Path] = {}  # by where they really are: lib64 is often a link to lib
+    for directory in candidates:
         if str(directory) not in SYSTEM_LIBRARY_DIRS and any(_engine_libraries(directory)):
-            found.append(directory)
-    return tuple(found)
+            found.setdefault(os.path.realpath(directory), directory)
+    return tuple(found.values())
 
 
 def _engine_libraries(directory: Path) -> Iterable[Path]:

@@ -92,7 +92,8 @@ async def last_lines_after_death(
 ) -> tuple[JournalLine, ...]:
     """The last lines of a unit that has just ended, when journald may still be writing them.
 
-    Waits until systemd's own report of the end is in the journal and nothing follows, or for ``timeout_s``.
+    Waits until systemd's own report of the end is in the journal and nothing follows, or for ``timeout_s``. The
+    manager of a user reports no good end, only a bad one.
 
     Args:
         unit: name of the unit, whose end systemd reports.

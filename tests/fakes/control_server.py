@@ -242,7 +242,8 @@ def ctl(server: _Server | Path, *arguments: str, env: Mapping[str, str] | None =
 def spawn_ctl(server: _Server, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start a command line as a process of its own; its output goes to text pipes unless told otherwise."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-    environment = dict(os.environ) | options.pop("env", {})
+    # Buffered as for anybody else, or tests of flushing could not fail.
+    environment = dict(os.environ) | {"PYTHONUNBUFFERED": ""} | options.pop("env", {})
     return subprocess.Popen(
         # A background job of a shell ignores SIGINT and hands that down; these processes are to feel it.
         [

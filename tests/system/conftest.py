@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.harness import Service, running
 
-# Set by `make test`, which runs these tests inside packaging/dev/user-manager --private.
+# Set by packaging/dev/user-manager for what it runs under a private manager.
 PRIVATE_MANAGER = "PRIVATE_USER_MANAGER"
 
 

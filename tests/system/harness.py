@@ -106,6 +106,7 @@ class Service:
 
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)  # of the daemon, beside its settings
 
     @property
     def runtime_dir(self) -> Path:
@@ -144,11 +145,15 @@ class Service:
     def configure(self, **settings: str) -> None:
         """Change settings in the environment of the unit; takes effect at its next start."""
         self.settings |= settings
-        values = {
-            "LLLM3090_MODELS_DIR": str(self.models_dir),
-            "LLLM3090_STATE_DIR": str(self.directory / "state"),
-            "LLLM3090_CONFIG": str(self.config_file),
-        } | {f"LLLM3090_{key.upper()}": value for key, value in self.settings.items()}
+        values = (
+            {
+                "LLLM3090_MODELS_DIR": str(self.models_dir),
+                "LLLM3090_STATE_DIR": str(self.directory / "state"),
+                "LLLM3090_CONFIG": str(self.config_file),
+            }
+            | {f"LLLM3090_{key.upper()}": value for key, value in self.settings.items()}
+            | self.environment
+        )
         drop_in = self.units_dir / f"{DAEMON_UNIT}.d"
         drop_in.mkdir(exist_ok=True)
         lines = [f'Environment="{key}={value.replace("%", "%%")}"' for key, value in values.items()]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -325,23 +324,17 @@ def test_idle_daemon_is_small(service: Service) -> None:
 
 
 def test_events_can_be_followed(service: Service) -> None:
-    follower = subprocess.Popen(
-        [str(BIN / "lllm3090ctl"), "events", "-f", "--json"], stdout=subprocess.PIPE, text=True
-    )
-    try:
+    command = [str(BIN / "lllm3090ctl"), "events", "-f", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
         load_small(service)
         seen: list[str] = []
-        deadline = time.monotonic() + 20
         assert follower.stdout is not None
-        while "ready" not in seen and time.monotonic() < deadline:
+        while "ready" not in seen:
             event = json.loads(follower.stdout.readline())
             if event["kind"] == "state":
                 seen.append(event["state"])
-        assert seen[:2] == ["reserved", "starting"]
-        assert seen[-1] == "ready"
-    finally:
         follower.terminate()
-        follower.wait(10)
+    assert seen[:2] == ["reserved", "starting"]
 
 
 def test_curl_is_enough(service: Service) -> None:

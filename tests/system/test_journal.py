@@ -1,8 +1,10 @@
 """Reading the journal: real units, a real journald, the real journalctl."""
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,12 +39,13 @@ def play(scenario: Scenario[T]) -> T:
 
 def children() -> list[str]:
     """Commands of the processes that this one has started and not ended."""
-    pids = [
-        pid
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text(encoding="ascii").split()
-    ]
-    return [Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() for pid in pids]
+    names = []
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            _, name, rest = re.split(r" \((.*)\) ", process.read_text(encoding="utf-8"))
+            if int(rest.split()[1]) == os.getpid():
+                names.append(name)
+    return names
 
 
 async def unit(identifier: str, program: str) -> str:
@@ -196,15 +199,23 @@ def test_a_follower_that_is_cancelled_leaves_no_process() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_last_words_of_the_dead_are_complete(number: int) -> None:
+@pytest.mark.parametrize("status", [1, 2, 3])
+def test_the_last_words_of_the_dead_are_complete(status: int) -> None:
     async def scenario(identifier: str) -> None:
-        name = await unit(identifier, f"import sys\nfor n in range(200): print(n)\nsys.exit({number})")
+        name = await unit(identifier, f"import sys\nfor n in range(200): print(n)\nsys.exit({status})")
         begin = time.monotonic()
         lines = await journal.last_lines_after_death(identifier, name, 50)
         took_s = time.monotonic() - begin
         assert messages(lines) == [str(n) for n in range(150, 200)]
         assert took_s < journal.DEATH_TIMEOUT_S  # the report of the end was recognised
+
+    play(scenario)
+
+
+def test_a_good_end_which_systemd_does_not_report_has_its_last_words_too() -> None:
+    async def scenario(identifier: str) -> None:
+        name = await unit(identifier, "print('bye')")
+        assert messages(await journal.last_lines_after_death(identifier, name, 5, timeout_s=0.5)) == ["bye"]
 
     play(scenario)
 

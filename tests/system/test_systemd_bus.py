@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 from gi.repository import GLib
 
+from lllm3090d.bus import thread
 from lllm3090d.bus.messages import Match, RemoteError, Signal, Target
 from lllm3090d.bus.properties import INFINITY, PROPERTIES, PropertyValue
 from lllm3090d.bus.systemd import (
@@ -622,21 +623,38 @@ def on(private_bus: PrivateBus, scenario: Callable[[BusThread], Awaitable[T]]) -
             return await scenario(bus)
         finally:
             await bus.close()
-            assert "bus" not in {thread.name for thread in threading.enumerate()}
+            assert "bus" not in {one.name for one in threading.enumerate()}
 
     return asyncio.run(run())
 
 
-def test_no_bus_is_said_at_once_and_leaves_no_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "address", ["unix:path=/nonexistent/bus", "nonsense", "unix:nonsense", "tcp:host=x;"]
+)
+def test_no_bus_is_said_at_once_and_leaves_no_thread(address: str) -> None:
     async def scenario() -> None:
-        bus = BusThread(f"unix:path={tmp_path}/none")
-        with pytest.raises(LlmError, match="No D-Bus at unix:path=") as caught:
+        bus = BusThread(address)
+        with pytest.raises(LlmError, match=f"No D-Bus at {address}: .+") as caught:
             await bus.start()
         assert caught.value.code is ErrorCode.BUS_UNAVAILABLE
-        assert "bus" not in {thread.name for thread in threading.enumerate()}
+        assert "bus" not in {one.name for one in threading.enumerate()}
         with pytest.raises(LlmError, match="closed"):
             await bus.ping()
 
+    asyncio.run(scenario())
+
+
+def test_a_bus_that_hangs_is_given_up(private_bus: PrivateBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        private_bus.start()
+        private_bus.pause(paused=True)
+        try:
+            with pytest.raises(LlmError, match=r"no answer within 0\.2 s"):
+                await BusThread(private_bus.address).start()
+        finally:
+            private_bus.pause(paused=False)
+
+    monkeypatch.setattr(thread, "CONNECT_TIMEOUT_S", 0.2)
     asyncio.run(scenario())
 
 
@@ -669,6 +687,8 @@ def test_methods_answer_refuse_or_are_not_there(private_bus: PrivateBus) -> None
         with pytest.raises(LlmError) as nobody:
             await bus.method(Target("org.example.Nobody", "/", "org.example"), "Hello")
         assert nobody.value.code is ErrorCode.BUS_UNAVAILABLE
+        with pytest.raises(TypeError, match="the arguments of GetNameOwner are s, not a tuple"):
+            await bus.method(BUS, "GetNameOwner", GLib.Variant("s", "org.example.Nobody"))
 
     on(private_bus, scenario)
 

@@ -150,6 +150,7 @@ def test_library_directories(tmp_path: Path) -> None:
     build = find_build(_settings(tmp_path), {}, site_directories=[])
     assert build.library_path == (tmp_path / "llama.cpp" / "lib",)
 
+    (tmp_path / "llama.cpp" / "lib64").symlink_to("lib")
     (server.parent / "libggml.so").touch()
     build = find_build(_settings(tmp_path), {}, site_directories=[])
     assert build.library_path == (server.parent, tmp_path / "llama.cpp" / "lib")

@@ -186,6 +186,14 @@ def test_refusal_shows_the_arithmetic() -> None:
     assert lines[-1] == "Hint: Unload SmolLM2-135M: lllm3090ctl unload SmolLM2-135M"
 
 
+def test_refusal_without_a_budget_still_adds_up() -> None:
+    """The planner's own refusal names what could be granted, without its terms."""
+    figures = {"items": TOO_LARGE.details["items"], "grantable_bytes": 1000 * MIB}
+    with ControlServer(plan=LlmError(ErrorCode.INSUFFICIENT_MEMORY, "No.", **figures)) as server:
+        lines = ctl(server, "plan", "huge").stderr.splitlines()
+    assert lines[-3:] == ["needed     40,000.0 MiB", "available   1,000.0 MiB", "missing    39,000.1 MiB"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -221,11 +229,14 @@ def test_every_error_ends_in_its_exit_status(code: ErrorCode) -> None:
 
 
 def test_lists_in_details_are_shown() -> None:
-    """Candidates of an ambiguous name, or the engine's last lines."""
+    """Candidates of an ambiguous name, or the engine's last lines; not what the message has said."""
     error = LlmError(ErrorCode.AMBIGUOUS_MODEL, "Two fit.", candidates=["A-1\x1b[2J", "A-2"], count=2)
     with ControlServer(unload=error) as server:
         done = ctl(server, "unload", "a")
-    assert done.stderr.splitlines()[1:] == ["candidates:", r"  A-1\x1b[2J", "  A-2"]
+        assert done.stderr.splitlines()[1:] == ["candidates:", r"  A-1\x1b[2J", "  A-2"]
+    said = LlmError(ErrorCode.AMBIGUOUS_MODEL, "It fits 2: A-1, A-2.", candidates=["A-1", "A-2"])
+    with ControlServer(unload=said) as server:
+        assert len(ctl(server, "unload", "a").stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("details", [{"items": "no list"}, {"items": [{"name": 1}]}, {"budget": [{}]}])
@@ -320,6 +331,18 @@ def test_json_of_a_load_is_its_stream() -> None:
     assert done.stderr == ""
 
 
+def test_admitted_line_may_carry_the_instance() -> None:
+    """Instead of the plan; members that are null may be left out."""
+    line = load_line("admitted", instance=INSTANCE).model_dump_json(exclude_none=True).encode() + b"\n"
+    with ControlServer(load=Stream((line, b'{"kind": "admitted"}\n', READY))) as server:
+        done = ctl(server, "load", "smol")
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        "SmolLM2-135M: admitted, context 8192 tokens (2 slots of 4096, q8_0 cache); reserved 512.0 MiB",
+        "smol: admitted",
+    ]
+
+
 def test_unknown_kinds_of_line_are_ignored() -> None:
     """A newer daemon may say more."""
     strange = b'{"kind": "evicted", "elapsed_s": 0.1, "token": "t", "victim": "x"}\n'
@@ -385,7 +408,25 @@ def test_following_events_ends_with_the_daemon(ending: tuple[Cut, ...]) -> None:
     assert done.exit_code == 3
     assert done.stdout.startswith("1  ")
     assert "The daemon went away" in done.stderr
-    assert "journalctl --user -u lllm3090d -n 20" in done.stderr
+    assert "Hint: Models that run go on running." in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "word"), [(["logs", "x", "-f"], "logs"), (["events"], "events")])
+def test_failure_after_a_stream_has_begun(arguments: list[str], word: str) -> None:
+    """Its last line is an object with nothing but the problem; the status is that of the problem."""
+    error = LlmError(ErrorCode.LOGS_UNAVAILABLE, "The journal is gone.", hint="Look.")
+    begun = {"logs": wire.LogLine(at="t", message="m"), "events": event(1)}[word]
+    last = json.dumps({"problem": error.problem()}).encode() + b"\n"
+    with ControlServer(**{word: Stream((begun, last))}) as server:
+        done = ctl(server, *arguments)
+        assert done.exit_code == 1
+        assert done.stderr == "lllm3090ctl: The journal cannot be read: The journal is gone.\nHint: Look.\n"
+        done = ctl(server, *arguments, "--json")
+    assert done.exit_code == 1
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        begun.model_dump(mode="json"),
+        error.problem(),
+    ]
 
 
 def test_version_tells_both() -> None:
