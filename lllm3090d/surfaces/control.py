@@ -56,7 +56,7 @@ MAX_BODY_BYTES = 1 << 20
 NDJSON = "application/x-ndjson"
 PROBLEM_JSON = "application/problem+json"
 DEFAULT_LOG_LINES = 100
-MAX_LOG_LINES = 100_000
+MAX_LOG_LINES = journal.LINES_MAX
 
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")

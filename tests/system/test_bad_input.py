@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import subprocess
@@ -15,7 +17,6 @@ import pytest
 
 from tests.fakes.engine import install_fake_engine, set_behaviour
 from tests.fakes.gguf_files import write_llama, write_split
-from tests.system.conftest import put_model
 from tests.system.harness import (
     BIN,
     DAEMON_UNIT,
@@ -32,12 +33,17 @@ pytestmark = pytest.mark.system
 GIB = 1 << 30
 
 
+def tiny(path: Path) -> Path:
+    """A model whose heads, of 32 values, can have a quantised cache."""
+    return write_llama(path, head_count=2, kv_head_count=1)
+
+
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Service]:
     """A daemon with a fake engine that behaves, and one small model."""
     engine = install_fake_engine(tmp_path / "engine")
     made = Service(tmp_path, {"llama_dir": str(engine)})
-    write_llama(made.models_dir / "tiny" / "tiny.gguf")
+    tiny(made.models_dir / "tiny" / "tiny.gguf")
     with running(made) as started:
         yield started
 
@@ -67,7 +73,7 @@ def test_unknown_name(fake: Service) -> None:
 
 def test_ambiguous_name_lists_candidates(fake: Service) -> None:
     for name in ("Qwen3.8-27B", "Qwen3-8B"):
-        write_llama(fake.models_dir / name / "model.gguf")
+        tiny(fake.models_dir / name / "model.gguf")
     status, problem = refused(fake, "load", "qwen")
     assert (status, problem["code"]) == (4, "ambiguous_model")
     assert problem["details"]["candidates"] == ["Qwen3-8B", "Qwen3.8-27B"]
@@ -94,7 +100,7 @@ def fifo(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "word"),
-    [(html, "HTML"), (short_header, "offset"), (short_data, "incomplete"), (fifo, "file")],
+    [(html, "HTML"), (short_header, "at byte"), (short_data, "incomplete"), (fifo, "file")],
 )
 def test_damaged_files(fake: Service, damage: Any, word: str) -> None:
     directory = fake.models_dir / "broken"
@@ -202,7 +208,7 @@ def test_engine_dies_while_loading(fake: Service, ending: dict[str, Any]) -> Non
     behave(fake, load_s=0.2, crash_during_load={**ending, "lines": lines})
     status, problem = refused(fake, "load", "tiny")
     assert (status, problem["code"]) == (6, "engine_failed")
-    assert "the dog ate the tensors" in problem["details"]["last_lines"]
+    assert problem["details"]["last_lines"][-1] == lines[-1]
     assert ("SIGSEGV" if "signal" in ending else f"status {ending['exit']}") in problem["detail"]
     assert fake.state("tiny") == "failed"
     # The next one is admitted as if nothing had been.
@@ -214,8 +220,9 @@ def test_engine_dies_while_serving(fake: Service) -> None:
     instance = fake.load("tiny")[-1]["instance"]
     behave(fake, crash_after_tokens=1)
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
-    with pytest.raises(Exception, match=""):  # noqa: B017, PT011  # however the connection breaks
-        raise ConnectionError(http_request(instance["endpoint"], "POST", "/v1/chat/completions", body))
+    # However much of the answer arrives, the engine is gone behind it.
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        http_request(instance["endpoint"], "POST", "/v1/chat/completions", body)
     eventually(lambda: fake.state("tiny") == "failed", what="the failure")
     failure = fake.instances()["tiny"]["failure"]
     assert failure["code"] == "engine_failed"
@@ -323,7 +330,7 @@ def test_one_of_two_waiters_withdraws(fake: Service) -> None:
     behave(fake, load_s=600)
     clients = [
         subprocess.Popen(
-            [str(BIN / "lllm3090ctl"), "load", "tiny", "--cancel-on-interrupt"], stdout=subprocess.PIPE
+            [str(BIN / "lllm3090ctl"), "load", "tiny", "--cancel-on-interrupt", "--json"], stdout=subprocess.PIPE
         )
         for _ in range(2)
     ]

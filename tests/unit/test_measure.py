@@ -19,9 +19,7 @@ pytestmark = pytest.mark.unit
 MIB = 1024 * KIB
 # A process that holds this much more than an idle interpreter, and says when it does.
 HOLD_BYTES = 64 * MIB
-HOLDER = (
-    f"import sys; held = bytearray(b'x') * {HOLD_BYTES}; print('held', flush=True); sys.stdin.read(); del held"
-)
+HOLDER = f"import sys; held = bytearray(b'x') * {HOLD_BYTES}; print('held', flush=True); sys.stdin.read(); del held"
 IDLER = "import sys; print('held', flush=True); sys.stdin.read()"
 
 
@@ -54,9 +52,7 @@ def memory_of(process: subprocess.Popen[str]) -> ProcessMemory:
     return memory
 
 
-def test_what_a_process_holds_is_seen(
-    holder: subprocess.Popen[str], idler: subprocess.Popen[str]
-) -> None:
+def test_what_a_process_holds_is_seen(holder: subprocess.Popen[str], idler: subprocess.Popen[str]) -> None:
     more, less = memory_of(holder), memory_of(idler)
     for grown in (
         more.resident_bytes - less.resident_bytes,

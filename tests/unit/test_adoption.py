@@ -1,0 +1,175 @@
+"""What becomes of each unit that is found: tables of units as systemd would list them."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.planning.planner import CacheType, CappedBy
+from lllm3090d.planning.quote import Evidence, Place
+from lllm3090d.serving.adoption import Findings, sort_units
+from lllm3090d.serving.unit_spec import RECORD_VARIABLE, Record, RecordItem, unit_name
+
+pytestmark = pytest.mark.unit
+
+
+def record(name: str, run: str) -> Record:
+    return Record(
+        run=run,
+        name=name,
+        path=Path("/m/x.gguf"),
+        shards=(Path("/m/x.gguf"),),
+        size_bytes=7,
+        socket=Path(f"/run/{run}.sock"),
+        context_tokens=4096,
+        parallel=1,
+        window_tokens=4096,
+        cache_type_k=CacheType.Q8_0,
+        cache_type_v=CacheType.Q8_0,
+        batch_tokens=2048,
+        micro_batch_tokens=512,
+        on_card=False,
+        context_checkpoints=8,
+        prompt_cache_mib=0,
+        capped_by=CappedBy.MODEL,
+        items=(
+            RecordItem(name="weights", place=Place.CARD, bytes=7, evidence=Evidence.HEADER, formula="all"),
+        ),
+        engine_version="1",
+    )
+
+
+def unit(
+    run: str,
+    state: str = "active",
+    *,
+    name: str = "qwen",
+    started_s: float = 100.0,
+    job: bool = False,
+    text: str | None = None,
+) -> UnitStatus:
+    """A unit as systemd describes it; text replaces its record."""
+    written = record(name, run).model_dump_json() if text is None else text
+    return UnitStatus(
+        name=unit_name(name, run),
+        description="",
+        load_state="loaded",
+        active_state=state,
+        sub_state="running" if state == "active" else state,
+        result="success",
+        main_pid=1 if state == "active" else 0,
+        exec_main_code=0,
+        exec_main_status=0,
+        exec_main_start_monotonic_s=started_s,
+        invocation_id="0" * 32,
+        control_group="/x",
+        environment=("PATH=/bin", f"{RECORD_VARIABLE}={written}") if written else ("PATH=/bin",),
+        argv=(),
+        job_pending=job,
+        transient=True,
+        memory_current_bytes=None,
+    )
+
+
+def runs(findings: Findings) -> tuple[set[str], set[str], set[str]]:
+    """Runs to adopt, to forget and to leave alone."""
+    return (
+        {found.record.run for found in findings.adopt},
+        {found.record.run for found in findings.forget},
+        {status.name.removesuffix(".service").rsplit("-", 1)[1] for status in findings.strangers},
+    )
+
+
+CASES = [
+    pytest.param([], set(), set(), set(), id="nothing"),
+    pytest.param([unit("a")], {"a"}, set(), set(), id="one live"),
+    pytest.param([unit("a", "failed")], {"a"}, set(), set(), id="a failure alone is kept as the news"),
+    pytest.param([unit("a"), unit("b", name="gemma")], {"a", "b"}, set(), set(), id="two models"),
+    pytest.param(
+        [unit("a", "failed", started_s=200), unit("b", started_s=100)],
+        {"b"},
+        {"a"},
+        set(),
+        id="the live one, though older",
+    ),
+    pytest.param(
+        [
+            unit("a", "failed", started_s=100),
+            unit("b", "failed", started_s=200),
+            unit("c", "inactive", started_s=50),
+        ],
+        {"b"},
+        {"a", "c"},
+        set(),
+        id="the latest of the dead",
+    ),
+    pytest.param(
+        [unit("a", started_s=100), unit("b", started_s=200)],
+        {"b"},
+        set(),
+        {"a"},
+        id="a second live one is left alone",
+    ),
+    pytest.param(
+        [unit("a", "activating", started_s=0), unit("b", "failed", started_s=9)],
+        {"a"},
+        {"b"},
+        set(),
+        id="starting is live",
+    ),
+    pytest.param(
+        [unit("a", "deactivating"), unit("b", "failed", started_s=200)],
+        {"a"},
+        {"b"},
+        set(),
+        id="stopping is live",
+    ),
+    pytest.param(
+        [unit("a", "inactive", job=True), unit("b", "failed", started_s=200)],
+        {"a"},
+        {"b"},
+        set(),
+        id="a job is pending",
+    ),
+    pytest.param([unit("a", text="")], set(), set(), {"a"}, id="no record"),
+    pytest.param(
+        [unit("a", text="garbage"), unit("b")], {"b"}, set(), {"a"}, id="garbage beside a good one"
+    ),
+    pytest.param(
+        [unit("a", text='{"schema_version": 2, "name": "qwen"}')],
+        set(),
+        set(),
+        {"a"},
+        id="a schema of the future",
+    ),
+    pytest.param(
+        [unit("a", "failed", text="garbage")],
+        set(),
+        set(),
+        {"a"},
+        id="a dead one without a record is not touched",
+    ),
+]
+
+
+@pytest.mark.parametrize(("statuses", "adopt", "forget", "strangers"), CASES)
+def test_units_are_sorted_whatever_their_order(
+    statuses: list[UnitStatus], adopt: set[str], forget: set[str], strangers: set[str]
+) -> None:
+    for order in permutations(statuses):
+        assert runs(sort_units(order)) == (adopt, forget, strangers)
+
+
+def test_equal_starts_are_decided_by_name_not_by_order() -> None:
+    statuses = [unit("b"), unit("a")]
+    assert runs(sort_units(statuses)) == runs(sort_units(reversed(statuses))) == ({"a"}, set(), {"b"})
+
+
+def test_what_is_adopted_comes_with_its_record_and_status() -> None:
+    status = unit("a")
+    (found,) = sort_units([status]).adopt
+    assert found.status is status
+    assert found.record == record("qwen", "a")
