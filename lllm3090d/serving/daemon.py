@@ -150,6 +150,7 @@ class Daemon:
         assignments = (item.partition("=") for item in await self.manager.manager_environment())
         inherited = {key: value for key, _, value in assignments}
         self.scheduler.policy = policy_of(self.settings, inherited)
+        await self.look_for_desktop()
         await self._adopt()
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
@@ -224,7 +225,7 @@ class Daemon:
         self._looking_up[token] = False
         try:
             found = await self.lookup.find(name)
-            await self._look_for_desktop()
+            await self.look_for_desktop()
         finally:
             cancelled = self._looking_up.pop(token)
         if cancelled:
@@ -270,7 +271,7 @@ class Daemon:
     async def preview(self, name: str, request: PlanRequest) -> Preview:
         """The plan a load would get now, without loading. Raises what the load would be refused with."""
         found = await self.lookup.find(name)
-        await self._look_for_desktop()
+        await self.look_for_desktop()
         event = LoadRequested(
             token="preview",  # noqa: S106  # names a request, guards nothing
             run="0" * 8,
@@ -333,7 +334,8 @@ class Daemon:
         pids = {i.run: i.main_pid for i in self.scheduler.instances if i.main_pid}
         return observe(self.reader, pids, self._desktop_active)
 
-    async def _look_for_desktop(self) -> None:
+    async def look_for_desktop(self) -> None:
+        """Find out whether a desktop session is on the card; what observe() says from now on."""
         match self.settings.desktop:
             case Desktop.ACTIVE:
                 self._desktop_active = True

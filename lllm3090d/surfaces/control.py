@@ -225,6 +225,7 @@ class ControlApi:
         """``GET /v1/status``: never fails as a whole; what cannot be read is a problem inside."""
         daemon = self.daemon
         reading = budget = card_problem = None
+        await daemon.look_for_desktop()
         try:
             observation = daemon.observe()
             reading = observation.reading

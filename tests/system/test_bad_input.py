@@ -330,7 +330,8 @@ def test_one_of_two_waiters_withdraws(fake: Service) -> None:
     behave(fake, load_s=600)
     clients = [
         subprocess.Popen(
-            [str(BIN / "lllm3090ctl"), "load", "tiny", "--cancel-on-interrupt", "--json"], stdout=subprocess.PIPE
+            [str(BIN / "lllm3090ctl"), "load", "tiny", "--cancel-on-interrupt", "--json"],
+            stdout=subprocess.PIPE,
         )
         for _ in range(2)
     ]

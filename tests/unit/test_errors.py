@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_an_error_shows_its_message() -> None:
 
 
 def test_details_are_a_copy_that_cannot_be_changed() -> None:
-    facts = {"a": 1}
+    facts: dict[str, Any] = {"a": 1}
     error = LlmError(ErrorCode.INTERNAL, "x", **facts)
     facts["a"] = 2
     assert error.details["a"] == 1

@@ -148,7 +148,7 @@ def test_a_follower_that_leaves_is_forgotten() -> None:
         stream = history.follow(0)
         await take(stream, 1)
         assert len(history._subscribers) == 1
-        await stream.aclose()  # type: ignore[attr-defined]  # an asynchronous generator in fact
+        await stream.aclose()
         assert not history._subscribers
 
     run(scenario())

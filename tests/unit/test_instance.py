@@ -99,7 +99,7 @@ def test_whatever_lives_can_fail(state: InstanceState) -> None:
     assert S.FAILED in TRANSITIONS[state]
 
 
-# --- the reference ---------------------------------------------------------------------------------------------------
+# --- the reference -----------------------------------------------------------------------------------------
 
 
 def first_cells(heading: str) -> list[str]:

@@ -79,9 +79,9 @@ def path(base: Path) -> Path:
     return base / "run" / "control.sock"
 
 
-def refusal(path: Path, code: ErrorCode) -> LlmError:
+def refusal(path: Path, code: ErrorCode, *, systemd_listens: bool = False) -> LlmError:
     with pytest.raises(LlmError) as caught:
-        listen(path)
+        listen(path, systemd_listens=systemd_listens)
     assert caught.value.code is code
     assert caught.value.hint
     json.dumps(caught.value.problem())
@@ -103,7 +103,7 @@ def check_that_it_serves(path: Path, server: socket.socket) -> None:
         assert client.recv(8) == b"me"
 
 
-# --- files and modes ---------------------------------------------------------------------------------------------------
+# --- files and modes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -232,7 +232,7 @@ def test_the_length_is_that_of_the_bytes() -> None:
         check_length(Path("/" + "ü" * 54))
 
 
-# --- others who were there first -----------------------------------------------------------------------------------------
+# --- others who were there first ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -298,7 +298,8 @@ def systemds(path: Path) -> Iterator[socket.socket]:
 
 
 def test_the_socket_that_systemd_listens_on_is_not_stolen(path: Path, systemds: socket.socket) -> None:
-    error = refusal(path, ErrorCode.ALREADY_RUNNING)
+    error = refusal(path, ErrorCode.ALREADY_RUNNING, systemd_listens=True)
+    assert str(path) in error.message
     assert "systemctl --user stop lllm3090d.socket" in str(error.hint)
     # It was not even connected to: that would have started the daemon.
     systemds.setblocking(False)
@@ -309,12 +310,12 @@ def test_the_socket_that_systemd_listens_on_is_not_stolen(path: Path, systemds: 
 
 
 def test_after_a_refusal_the_lock_is_free(path: Path, systemds: socket.socket) -> None:
-    refusal(path, ErrorCode.ALREADY_RUNNING)
+    refusal(path, ErrorCode.ALREADY_RUNNING, systemd_listens=True)
     systemds.close()
     listen(path).close()
 
 
-# --- a socket from systemd -----------------------------------------------------------------------------------------------
+# --- a socket from systemd ---------------------------------------------------------------------------------
 
 
 def activated(path: Path, passed: socket.socket | int, count: str = "1", pid: str = "") -> dict[str, object]:

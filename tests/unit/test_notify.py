@@ -40,7 +40,8 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def notifier(systemd: socket.socket) -> Iterator[Notifier]:  # noqa: ARG001  # the socket comes first
+def notifier(systemd: socket.socket) -> Iterator[Notifier]:
+    assert systemd.getsockname() == os.environ["NOTIFY_SOCKET"]
     made = Notifier()
     yield made
     assert made._systemd is not None
@@ -118,7 +119,7 @@ def test_in_a_terminal_nothing_is_sent_and_nothing_fails() -> None:
     assert notifier._systemd is None
 
 
-# --- the watchdog --------------------------------------------------------------------------------------------------
+# --- the watchdog ------------------------------------------------------------------------------------------
 
 
 class AliveSwitch:

@@ -155,7 +155,7 @@ def test_media_types_are_those_that_are_sent() -> None:
     assert (openapi.NDJSON, openapi.PROBLEM_JSON) == (control.NDJSON, control.PROBLEM_JSON)
 
 
-# --- the reference -----------------------------------------------------------------------------------------------------
+# --- the reference -----------------------------------------------------------------------------------------
 
 
 def sections() -> dict[tuple[str, str], str]:

@@ -154,7 +154,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up(
     run(scenario())
 
 
-# --- whose listener it is --------------------------------------------------------------------------------------------
+# --- whose listener it is ----------------------------------------------------------------------------------
 
 
 def test_a_listener_outside_the_unit_is_a_stranger_and_not_asked(path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_cgroup_with_a_colon_is_read_whole(tmp_path: Path) -> None:
     assert cgroups_of(7, tmp_path) == {"/a:b/c"}
 
 
-# --- waiting -----------------------------------------------------------------------------------------------------------
+# --- waiting -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def refusal(tmp_path: Path, text: str = "", environment: Mapping[str, str] | Non
     return caught.value
 
 
-# --- where values come from ----------------------------------------------------------------------------------
+# --- where values come from --------------------------------------------------------------------------------
 
 
 def test_environment_outranks_file_outranks_default(tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_tilde_is_expanded(tmp_path: Path, key: str) -> None:
 def test_settings_are_frozen(tmp_path: Path) -> None:
     settings = load(tmp_path)
     with pytest.raises(ValueError, match="frozen"):
-        settings.batch_tokens = 1  # type: ignore[misc]  # the point of the test
+        settings.batch_tokens = 1
 
 
-# --- what is refused -------------------------------------------------------------------------------------------
+# --- what is refused ---------------------------------------------------------------------------------------
 
 BAD_VALUES = [
     ("models_dir", '"relative/path"', "absolute"),
@@ -309,7 +309,7 @@ def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.SETTINGS_INVALID
 
 
-# --- the reference -----------------------------------------------------------------------------------------------
+# --- the reference -----------------------------------------------------------------------------------------
 
 
 def unit_or_type(key: str) -> str:

@@ -70,7 +70,7 @@ names = st.text(max_size=300)
 QUOTE = Quote(
     (
         LineItem("weights", Place.CARD, 3_000 * MIB, Evidence.HEADER, "all tensors"),
-        LineItem("kv cache", Place.CARD, 1_000 * MIB, Evidence.MEASURED, 'K "q8_0" × 2 = \\x'),
+        LineItem("kv cache", Place.CARD, 1_000 * MIB, Evidence.MEASURED, 'K "q8_0" · 2 = \\x'),
         LineItem("process", Place.HOST, 200 * MIB, Evidence.ENGINE, "code, heap; $HOME %n"),
     )
 )
@@ -106,7 +106,7 @@ def record_of(plan: Plan = PLAN) -> Record:
     )
 
 
-# --- names -------------------------------------------------------------------------------------------------------------
+# --- names -------------------------------------------------------------------------------------------------
 
 
 def check_unit_name(name: str) -> None:
@@ -190,7 +190,7 @@ def test_bytes_are_counted_not_characters() -> None:
     assert socket_path(Path(os.fsdecode(b"/\xff")), "qwen", RUN).name == f"qwen-{RUN}.sock"
 
 
-# --- the record --------------------------------------------------------------------------------------------------------
+# --- the record --------------------------------------------------------------------------------------------
 
 
 def test_the_record_gives_back_checkpoint_and_plan() -> None:
@@ -247,9 +247,8 @@ def test_any_plan_survives_the_record(
         [f"X{RECORD_VARIABLE}={record_of().model_dump_json()}"],
         [f"{RECORD_VARIABLE}={record_of().model_dump_json()[:-1]}"],
         [f"{RECORD_VARIABLE}={record_of().model_copy(update={'schema_version': 2}).model_dump_json()}"],
-        [
-            f"{RECORD_VARIABLE}={record_of().model_copy(update={'context_tokens': 'many'}).model_dump_json(warnings=False)}"
-        ],
+        [f"{RECORD_VARIABLE}={record_of().model_dump_json().replace(':32768,', ':many,')}"],
+        [f"{RECORD_VARIABLE}={record_of().model_dump_json().replace(':32768,', ':null,')}"],
         [f"{RECORD_VARIABLE}={record_of().model_dump_json(exclude={'socket'})}"],
     ],
 )
@@ -272,7 +271,7 @@ def test_the_pinned_record_of_schema_1_is_read_for_ever() -> None:
     assert {key: written[key] for key in pinned} == pinned
 
 
-# --- the unit ----------------------------------------------------------------------------------------------------------
+# --- the unit ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
