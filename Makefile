@@ -58,10 +58,9 @@ lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
 	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_SCRIPTS); else echo "shellcheck is not there: skipped"; fi
 	$(DEV)/verify-units
 
-bench: ## the measurements in bench/, each printing a table
+bench: ## all measurements, each printing a table
 	@$(DEV)/setup.sh test
-	@found=$$(find bench -maxdepth 1 -name '*.py' ! -name '_*' | sort); \
-	for file in $$found; do echo "== $$file"; $(USER_MANAGER) --private -- $(PY) $$file; done
+	@$(USER_MANAGER) --private -- $(PY) -m bench.report
 
 install: ## for you alone: ~/.local/share/lllm3090, ~/.local/bin, user units; enables the socket
 	@$(DEV)/install.sh install

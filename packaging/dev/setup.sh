@@ -44,7 +44,10 @@ needs_system_gi() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 14))'; 
 # One package a line for what is missing. What a finished .venv no longer needs is not asked for.
 missing_packages() {
   local target=$1 python=$2
-  [ -n "$python" ] || printf '%s\n' python3 python3-venv python3-dev
+  if [ -z "$python" ]; then
+    # With no interpreter to ask, all that compiling its extensions takes.
+    printf '%s\n' python3 python3-venv python3-dev gcc pkg-config libgirepository1.0-dev libcairo2-dev
+  fi
   [ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || echo systemd
   [ -e /usr/lib/systemd/user/dbus.socket ] || echo dbus-user-session
   command -v dbus-daemon >/dev/null || echo dbus-daemon
