@@ -14,6 +14,8 @@ IS_ROOT := $(filter 0,$(shell id -u))
 # Data of every measured process, also of daemons in units and of tests that run as another user.
 COVERAGE_DIR := $(CURDIR)/build/coverage
 PYTEST := $(PY) -m coverage run -m pytest
+# For processes that the system tests start in units; unit tests look at what a fresh process imports, so not for them.
+MEASURE_UNITS := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
 PYTEST_OPTIONS ?=
 SYSTEM_OPTIONS := -p no:cacheprovider -m system $(PYTEST_OPTIONS)
 END_TO_END := tests/system/test_end_to_end.py
@@ -29,17 +31,16 @@ demo: ## load a small real model, ask it one question, unload it
 	@$(USER_MANAGER) -- $(PY) $(DEV)/demo.py
 
 test: export COVERAGE_FILE := $(COVERAGE_DIR)/data
-test: export COVERAGE_PROCESS_START := $(CURDIR)/pyproject.toml
 test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@$(DEV)/setup.sh test
 	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
 	@echo "== unit and engine tests"
 	@$(PYTEST) -m "unit or engine" $(PYTEST_OPTIONS)
 	@echo "== system tests, in a private systemd --user"
-	@$(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS) tests/system
+	@$(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS) tests/system
 ifneq ($(IS_ROOT),)
 	@echo "== end to end once more, as an ordinary user"
-	@$(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(END_TO_END)
+	@$(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(END_TO_END)
 endif
 	@$(PY) -m coverage combine --quiet $(COVERAGE_DIR)
 	@$(PY) -m coverage report

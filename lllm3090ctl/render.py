@@ -10,17 +10,20 @@ from lllm3090ctl.failures import Failure
 from lllm3090ctl.text import Block, Column, Table, align, clean, mib, mib_up, pairs, size
 
 ON_CARD = "card"
+HOST_KIND = "cpu"
 MOST_LISTED = 40
 
 
 def plan(view: Document) -> list[Block]:
     """The ledger of a plan: price, budget, verdict, command line."""
     card_bytes, available_bytes = view.whole("card_bytes"), view.whole("available_bytes")
+    on_host = view.maybe_text("card_kind") == HOST_KIND
     price = [
-        *_item_rows(view.children("items")),
-        ("sum on the card", mib(card_bytes), "", "", ""),
-        ("sum in host memory", mib(view.whole("host_bytes")), "", "", ""),
+        *_item_rows(view.children("items"), on_host),
+        _sum_row(card_bytes, on_host),
     ]
+    if not on_host:
+        price.append(("sum in host memory", mib(view.whole("host_bytes")), "", "", ""))
     return [
         pairs(
             [
@@ -214,12 +217,17 @@ ITEM_COLUMNS = (
 BUDGET_COLUMNS = (Column("BUDGET"), Column("MIB", right=True), Column("ORIGIN"))
 
 
-def _item_rows(items: Sequence[Document]) -> list[tuple[str, ...]]:
+def _sum_row(size_bytes: int, on_host: bool) -> tuple[str, ...]:
+    return ("sum" if on_host else "sum on the card", mib(size_bytes), "", "", "")
+
+
+def _item_rows(items: Sequence[Document], on_host: bool) -> list[tuple[str, ...]]:
+    """Rows of a quote; where host memory takes the card's place, nothing is said to be on a card."""
     return [
         (
             clean(item.text("name")),
             mib(item.whole("bytes")),
-            clean(item.text("place")),
+            "memory" if on_host else clean(item.text("place")),
             clean(item.text("evidence")),
             clean(item.text("formula")),
         )
@@ -256,10 +264,9 @@ def _ledger(details: Document) -> list[Block]:
     if details.has("items"):
         items = details.children("items")
         needed = sum(item.whole("bytes") for item in items if item.text("place") == ON_CARD)
-        blocks += [
-            "",
-            Table(ITEM_COLUMNS, (*_item_rows(items), ("sum on the card", mib(needed), "", "", ""))),
-        ]
+        on_host = details.maybe_text("card_kind") == HOST_KIND
+        needs = (*_item_rows(items, on_host), _sum_row(needed, on_host))
+        blocks += ["", Table(ITEM_COLUMNS, needs)]
     available = details.maybe_whole("available_bytes")
     if available is None:
         available = details.maybe_whole("grantable_bytes")

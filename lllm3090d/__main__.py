@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllm3090d import log as logging_set_up
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.settings import Settings, default_config_file, load_settings
+from lllm3090d.settings import Settings, default_config_file, default_control_socket, load_settings
 from lllm3090d.version import VERSION
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="settings file to read")
     parser.add_argument("--check", action="store_true", help="read the settings, say what is wrong, and end")
     arguments = parser.parse_args()
-    config_file = arguments.config or default_config_file()
     try:
+        config_file = arguments.config or default_config_file()
         settings = load_settings(config_file)
         if arguments.check:
             sys.stdout.write(f"{config_file}: settings are valid\n")
@@ -80,7 +80,10 @@ async def run(settings: Settings, config_file: Path) -> None:
         manager = await SystemdManager.connect(bus, UNIT_PATTERN)
         stack.push_async_callback(manager.close)
         socket_unit = await manager.unit_active_state(SOCKET_UNIT)
-        listening = listen(settings.control_socket, systemd_listens=socket_unit == "active")
+        listening = listen(
+            settings.control_socket,
+            systemd_listens=socket_unit == "active" and settings.control_socket == default_control_socket(),
+        )
         stack.callback(listening.close)
         reader = open_card(settings.card)
         stack.callback(reader.close)

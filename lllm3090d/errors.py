@@ -50,7 +50,6 @@ class ErrorCode(enum.StrEnum):
     NOT_LOADED = "not_loaded"
     NO_SUCH_LOAD = "no_such_load"
     LOADED_DIFFERENTLY = "loaded_differently"
-    BUSY_STOPPING = "busy_stopping"
     BAD_CHECKPOINT = "bad_checkpoint"
     INCOMPLETE_CHECKPOINT = "incomplete_checkpoint"
     UNSUPPORTED_ARCHITECTURE = "unsupported_architecture"
@@ -106,7 +105,6 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.NOT_LOADED, "The model is not loaded", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.NO_SUCH_LOAD, "No such load", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.LOADED_DIFFERENTLY, "The model is loaded with other values", 409, ExitStatus.REFUSED),
-    (ErrorCode.BUSY_STOPPING, "The model is being stopped", 409, ExitStatus.REFUSED),
     (ErrorCode.BAD_CHECKPOINT, "The model file is damaged", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.INCOMPLETE_CHECKPOINT, "Parts of the model are missing", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.UNSUPPORTED_ARCHITECTURE, "Unknown architecture", 422, ExitStatus.BAD_CHECKPOINT),

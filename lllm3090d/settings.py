@@ -64,11 +64,21 @@ def _xdg(variable: str, fallback: str) -> Path:
 def default_config_file() -> Path:
     """``$LLLM3090_CONFIG``, else ``config.toml`` in ``lllm3090`` below the XDG configuration directory."""
     chosen = os.environ.get(ENVIRONMENT_PREFIX + "CONFIG")
-    return (
-        Path(chosen).expanduser()
-        if chosen
-        else _xdg("XDG_CONFIG_HOME", ".config") / "lllm3090" / "config.toml"
-    )
+    if not chosen:
+        return _xdg("XDG_CONFIG_HOME", ".config") / "lllm3090" / "config.toml"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise LlmError(
+            ErrorCode.SETTINGS_INVALID,
+            f"environment: {ENVIRONMENT_PREFIX}CONFIG = {chosen!r} names no home directory: {error}",
+            hint="Give an absolute path.",
+        ) from error
+
+
+def default_control_socket() -> Path:
+    """Where the control socket is when nobody chose another runtime directory; where the socket unit listens."""
+    return runtime_base() / "lllm3090d" / "control.sock"
 
 
 Mib = Annotated[int, Field(ge=0, le=1 << 30)]
@@ -248,7 +258,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
         if not name.startswith(ENVIRONMENT_PREFIX) or name in FOREIGN_VARIABLES:
             continue
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if key not in SETTING_KEYS:
+        if key not in SETTING_KEYS or name != ENVIRONMENT_PREFIX + key.upper():
             unknown.append(name)
         elif text == "":
             continue  # blanked is unset

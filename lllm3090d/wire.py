@@ -99,6 +99,7 @@ class PlanView(Response):
     cache_type_v: CacheType
     capped_by: CappedBy
     fits: bool
+    card_kind: CardKind = Field(description="whose memory the items at place `card` take")
     items: tuple[LineItemView, ...]
     card_bytes: int = Field(description="sum of the items on the card")
     host_bytes: int = Field(description="sum of the items in host memory beside the card")

@@ -13,6 +13,7 @@ from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.planner import PlanRequest
+from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.unit_spec import Record, UnitSpec
 
@@ -229,10 +230,13 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Answer to a load: memory is held and the unit is being started."""
+    """Answer to a load: memory is held and the unit is being started; with the arithmetic of the admission."""
 
     token: str
     run: str
+    facts: CheckpointFacts
+    budget: Budget
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

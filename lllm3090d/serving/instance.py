@@ -1,4 +1,4 @@
-"""The life of one model: its states and the only function that moves between them."""
+"""The life of one model: its states, and which may follow which. ``Scheduler._move`` is what moves."""
 
 from __future__ import annotations
 

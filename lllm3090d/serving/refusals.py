@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.reserves import Budget
 
 
 def not_loaded(name: str, loaded: Iterable[str]) -> LlmError:
@@ -62,3 +64,10 @@ def no_such_load(token: str) -> LlmError:
         hint="See what runs: lllm3090ctl ps",
         token=token,
     )
+
+
+def with_budget(error: LlmError, budget: Budget, card_kind: CardKind) -> LlmError:
+    """A refusal for lack of memory, with what the card can give and who holds the rest."""
+    lines = [{"name": b.name, "bytes": b.bytes, "origin": b.origin} for b in budget.deciding_lines]
+    details = dict(error.details) | {"budget": lines, "card_kind": str(card_kind)}
+    return LlmError(error.code, error.message, hint=error.hint, **details)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.engines.arguments import launch as engine_launch
-from lllm3090d.errors import LlmError
+from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.planner import Plan, plan
 from lllm3090d.planning.reserves import Budget, Claims, budget
 from lllm3090d.serving import refusals
@@ -172,7 +172,8 @@ class Scheduler:
 
     def _admit(self, event: LoadRequested, observation: Observation) -> None:
         try:
-            chosen = self._plan(event, observation, self.budget(observation))
+            available = self.budget(observation)
+            chosen = self._plan(event, observation, available)
             socket = socket_path(self.policy.engine_sockets_dir, event.checkpoint.name, event.run)
             launch = engine_launch(
                 event.build,
@@ -205,20 +206,25 @@ class Scheduler:
         self._instances.pop(event.checkpoint.name, None)
         instance = Instance(record=record, plan=chosen, state=S.PLANNED, waiters=[event.token])
         self._instances[instance.name] = instance
-        self._do(Admitted(event.token, event.run))
+        self._do(Admitted(event.token, event.run, event.facts, available, launch.argv))
         self._move(instance, S.RESERVED, "admitted")
         self._move(instance, S.STARTING, "unit requested")
         self._do(StartUnit(event.run, spec))
 
     def _plan(self, event: LoadRequested, observation: Observation, available: Budget) -> Plan:
-        return plan(
-            event.facts,
-            event.request,
-            self.policy.plan,
-            backend=event.capabilities.backend,
-            card_kind=observation.card.kind,
-            grantable_bytes=available.grantable_bytes,
-        )
+        try:
+            return plan(
+                event.facts,
+                event.request,
+                self.policy.plan,
+                backend=event.capabilities.backend,
+                card_kind=observation.card.kind,
+                grantable_bytes=available.grantable_bytes,
+            )
+        except LlmError as error:
+            if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
+                raise
+            raise refusals.with_budget(error, available, observation.card.kind) from error
 
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)

@@ -8,7 +8,7 @@ from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
-from lllm3090d.gpus.readings import Card, MemoryReading
+from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.reserves import Budget
@@ -26,7 +26,13 @@ from lllm3090d.wire import (
 
 
 def plan_view(
-    checkpoint: Checkpoint, facts: CheckpointFacts, plan: Plan, budget: Budget, argv: Iterable[str]
+    checkpoint: Checkpoint,
+    facts: CheckpointFacts,
+    plan: Plan,
+    budget: Budget,
+    *,
+    argv: Iterable[str],
+    card_kind: CardKind,
 ) -> PlanView:
     """A plan with the arithmetic of its admission."""
     card_bytes = plan.quote.total_bytes(Place.CARD)
@@ -43,6 +49,7 @@ def plan_view(
         cache_type_v=plan.cache_type_v,
         capped_by=plan.capped_by,
         fits=card_bytes <= budget.grantable_bytes,
+        card_kind=card_kind,
         items=tuple(
             LineItemView(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
             for i in plan.quote.items

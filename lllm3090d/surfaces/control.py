@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving import journal
-from lllm3090d.serving.daemon import Answer, Daemon, Moved, Preview
+from lllm3090d.serving.daemon import Answer, Daemon, Moved
 from lllm3090d.serving.effects import LoadProgress
 from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
 from lllm3090d.serving.history import time_text
@@ -43,7 +43,6 @@ from lllm3090d.wire import (
     ModelView,
     PlanBody,
     PlanOptions,
-    PlanView,
     Status,
     UnloadBody,
     Unloaded,
@@ -310,7 +309,18 @@ class ControlApi:
     async def plan(self, request: web.Request) -> web.Response:
         """``POST /v1/plan``: what a load would get now."""
         body = await _body(request, PlanBody)
-        return _json(_preview_view(await self.daemon.preview(body.model, _plan_request(body))))
+        preview = await self.daemon.preview(body.model, _plan_request(body))
+        found, kind = preview.found, self.daemon.reader.card.kind
+        return _json(
+            plan_view(
+                found.checkpoint,
+                found.facts,
+                preview.plan,
+                preview.budget,
+                argv=preview.argv,
+                card_kind=kind,
+            )
+        )
 
     async def load(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/load``: NDJSON until ready or failed; a refusal before that is a problem document."""
@@ -340,8 +350,8 @@ class ControlApi:
         async for answer in answers:
             elapsed = round(time.monotonic() - began, 4)
             match answer:
-                case Admitted(run=run):
-                    yield self._line(LoadLineKind.ADMITTED, elapsed, token, run)
+                case Admitted():
+                    yield self._admitted(elapsed, answer)
                 case Joined(run=run):
                     yield self._line(LoadLineKind.JOINED, elapsed, token, run)
                 case Queued():
@@ -365,6 +375,17 @@ class ControlApi:
                     yield LoadLine(
                         kind=LoadLineKind.FAILED, elapsed_s=elapsed, token=token, problem=error.problem()
                     )
+
+    def _admitted(self, elapsed: float, answer: Admitted) -> LoadLine:
+        line = self._line(LoadLineKind.ADMITTED, elapsed, answer.token, answer.run)
+        instance = self.daemon.scheduler.by_run(answer.run)
+        if instance is None:  # it has ended before this line was written
+            return line
+        checkpoint, kind = instance.record.checkpoint(), self.daemon.reader.card.kind
+        plan = plan_view(
+            checkpoint, answer.facts, instance.plan, answer.budget, argv=answer.argv, card_kind=kind
+        )
+        return line.model_copy(update={"plan": plan})
 
     def _line(self, kind: LoadLineKind, elapsed: float, token: str, run: str) -> LoadLine:
         instance = self.daemon.scheduler.by_run(run)
@@ -423,8 +444,3 @@ async def _each(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
 async def _log_lines(lines: AsyncGenerator[journal.JournalLine, None]) -> AsyncGenerator[LogLine, None]:
     async for line in lines:
         yield LogLine(at=time_text(line.at_realtime_us), message=line.message)
-
-
-def _preview_view(preview: Preview) -> PlanView:
-    found = preview.found
-    return plan_view(found.checkpoint, found.facts, preview.plan, preview.budget, preview.argv)

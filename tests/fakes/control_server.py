@@ -308,6 +308,7 @@ PLAN = wire.PlanView.model_validate(
         "cache_type_v": "f16",
         "capped_by": "model",
         "fits": True,
+        "card_kind": "nvidia",
         "items": [
             {
                 "name": "weights",
