@@ -7,7 +7,6 @@ comes back as an event, so one model's trouble never blocks another's request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -24,7 +23,6 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind, CardReader
 from lllm3090d.planning.planner import Plan, PlanRequest
 from lllm3090d.planning.reserves import Budget
-from lllm3090d.serving.adoption import Found, sort_units
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
     Admitted,
@@ -44,7 +42,6 @@ from lllm3090d.serving.events import (
     Resubmit,
     StartUnit,
     StopUnit,
-    UnitAdopted,
     UnitSeen,
     UnitVanished,
     UnloadDone,
@@ -57,7 +54,7 @@ from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.lookup import LookedUp, Lookup
 from lllm3090d.serving.measure import observe
 from lllm3090d.serving.policy import policy_of
-from lllm3090d.serving.readiness import Health, health
+from lllm3090d.serving.reconcile import Reconciler
 from lllm3090d.serving.refusals import not_loaded
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
@@ -142,6 +139,14 @@ class Daemon:
             on_progress=self._tell_progress,
         )
 
+        self._reconcile = Reconciler(
+            manager=manager,
+            scheduler=self.scheduler,
+            reader=reader,
+            history=self.history,
+            submit=self.submit,
+        )
+
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -151,7 +156,7 @@ class Daemon:
         inherited = {key: value for key, _, value in assignments}
         self.scheduler.policy = policy_of(self.settings, inherited)
         await self.look_for_desktop()
-        await self._adopt()
+        await self._reconcile.adopt(self._apply)
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
 
@@ -490,7 +495,7 @@ class Daemon:
             case UnitGone():
                 self.submit(UnitVanished(event.name, event.last))
             case Relist():
-                self._spawn(self._relist())
+                self._spawn(self._reconcile.compare())
             case BusLost():
                 log.error("the connection to the user's bus is lost; models go on")
                 loop = asyncio.get_running_loop()
@@ -509,47 +514,3 @@ class Daemon:
                     hint="See: systemctl --user status dbus.socket",
                 )
             )
-
-    async def _relist(self) -> None:
-        try:
-            statuses = await self.manager.list()
-        except LlmError as error:
-            log.warning("units cannot be listed", extra={"reason": error.message})
-            return
-        listed = {status.name: status for status in statuses}
-        for instance in self.scheduler.instances:
-            # A unit that is being created may not be listed yet; its start job reports on it.
-            if instance.unit not in listed and instance.state is not InstanceState.STARTING:
-                self.submit(UnitVanished(instance.unit, None))
-        for status in statuses:
-            self.submit(UnitSeen(status))
-        self.history.add(EventKind.RECONCILED, message=f"{len(statuses)} units")
-
-    async def _adopt(self) -> None:
-        findings = sort_units(await self.manager.list())
-        healths = await asyncio.gather(*(self._health_of(found) for found in findings.adopt))
-        resident = {}
-        with contextlib.suppress(LlmError):
-            pids = {f.record.run: f.status.main_pid for f in findings.adopt if f.status.main_pid}
-            resident = dict(observe(self.reader, pids, None).resident)
-        for found, healthy in zip(findings.adopt, healths, strict=True):
-            self._apply(UnitAdopted(found.status, found.record, healthy, resident.get(found.record.run)))
-        for found in findings.forget:
-            await self.manager.reset_failed(found.status.name)
-        for status in findings.strangers:
-            log.warning("a unit of ours is not understood and left alone", extra={"unit": status.name})
-        self._sweep_sockets()
-        if findings.adopt:
-            self.history.add(EventKind.RECONCILED, message=f"adopted {len(findings.adopt)} units")
-
-    async def _health_of(self, found: Found) -> bool:
-        if not found.status.is_active:
-            return False
-        return await health(found.record.socket, found.status.control_group) is Health.READY
-
-    def _sweep_sockets(self) -> None:
-        """Remove sockets of engines that no longer exist."""
-        kept = {instance.record.socket for instance in self.scheduler.instances}
-        for path in self.settings.engine_sockets_dir.glob("*.sock"):
-            if path not in kept:
-                path.unlink(missing_ok=True)

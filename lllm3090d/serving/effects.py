@@ -112,6 +112,8 @@ class Effects:
         instance = self._scheduler.by_run(run)
         if instance is None:
             return
+        if instance.control_group is None:
+            await self._look_at(instance.unit)
         reservation = self._scheduler.ledger.get(run)
         expected_bytes = reservation.reserved_bytes if reservation else 0
 
@@ -143,6 +145,16 @@ class Effects:
                     ),
                 )
             )
+
+    async def _look_at(self, unit: str) -> None:
+        """Signals do not carry the cgroup, without which nobody knows whose socket it is: ask for it."""
+        try:
+            status = await self._manager.status(unit)
+        except LlmError as error:
+            log.warning("a unit cannot be read", extra={"unit": unit, "reason": error.message})
+        else:
+            if status is not None:
+                self._submit(UnitSeen(status))
 
     async def stop_unit(self, effect: StopUnit) -> None:
         """Stop the unit; ends in StopFinished."""

@@ -46,15 +46,16 @@ def belongs_to(pid: int, control_group: str, proc: Path = Path("/proc")) -> bool
     )
 
 
-async def health(path: Path, control_group: str) -> Health:
+async def health(path: Path, control_group: str, timeout_s: float = HEALTH_TIMEOUT_S) -> Health:
     """Ask once.
 
     Args:
         path: the engine's socket.
         control_group: ``ControlGroup`` of its unit.
+        timeout_s: after which it counts as silent.
     """
     try:
-        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             return await _health(path, control_group)
     except (OSError, TimeoutError):
         return Health.SILENT

