@@ -55,7 +55,7 @@ from lllm3090d.serving.lookup import LookedUp, Lookup
 from lllm3090d.serving.measure import observe
 from lllm3090d.serving.policy import policy_of
 from lllm3090d.serving.reconcile import Reconciler
-from lllm3090d.serving.refusals import not_loaded
+from lllm3090d.serving.refusals import not_loaded, stopping
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_spec import socket_path
@@ -166,11 +166,7 @@ class Daemon:
         if self.settings.stop_models_on_exit:
             await self._stop_all()
         self.history.close()
-        error = LlmError(
-            ErrorCode.SHUTTING_DOWN,
-            "the daemon is stopping; models that run go on, and loads that were begun go on too",
-            hint="Start it again: systemctl --user start lllm3090d",
-        )
+        error = stopping()
         for token in tuple(self._answers):
             self._answer(token, Failed(token, error))
         for task in (*self._tasks, self._writer):
@@ -226,7 +222,8 @@ class Daemon:
                 f"the token {token} belongs to another load",
                 hint="Choose a token of its own for every load.",
             )
-        self._refuse_when_stopping()
+        if self._stopping:
+            raise stopping()
         self._looking_up[token] = False
         try:
             found = await self.lookup.find(name)
@@ -356,15 +353,9 @@ class Daemon:
                 else:
                     self._desktop_active = state in {"active", "activating"}
 
-    def _refuse_when_stopping(self) -> None:
-        if self._stopping:
-            raise LlmError(
-                ErrorCode.SHUTTING_DOWN,
-                "the daemon is stopping",
-                hint="Start it again: systemctl --user start lllm3090d",
-            )
-
     async def _ask(self, token: str, event: Event) -> Answer:
+        if self._writer is None or self._writer.cancelling():
+            raise stopping()
         self._answers[token] = asyncio.Queue()
         try:
             self.submit(event)

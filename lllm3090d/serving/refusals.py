@@ -66,6 +66,15 @@ def no_such_load(token: str) -> LlmError:
     )
 
 
+def stopping() -> LlmError:
+    """What everybody is told once the daemon has been asked to stop."""
+    return LlmError(
+        ErrorCode.SHUTTING_DOWN,
+        "the daemon is stopping; models that run go on, and loads that were begun go on too",
+        hint="Start it again: systemctl --user start lllm3090d",
+    )
+
+
 def with_budget(error: LlmError, budget: Budget, card_kind: CardKind) -> LlmError:
     """A refusal for lack of memory, with what the card can give and who holds the rest."""
     lines = [{"name": b.name, "bytes": b.bytes, "origin": b.origin} for b in budget.deciding_lines]

