@@ -234,7 +234,8 @@ class Service:
 
     def state(self, model: str) -> str | None:
         """State of a model's instance."""
-        return self.instances().get(model, {}).get("state")
+        state: str | None = self.instances().get(model, {}).get("state")
+        return state
 
 
 def ask(endpoint: str, question: str, tokens: int = 16) -> Any:
