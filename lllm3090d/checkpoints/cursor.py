@@ -6,11 +6,13 @@ with SIGBUS.
 
 from __future__ import annotations
 
+import enum
 import os
 import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,8 +26,33 @@ INCOMPLETE_HINT = "The download is probably incomplete or damaged; fetch the fil
 
 _FIRST_READ_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
+
+
+class ByteOrder(enum.StrEnum):
+    """In which order a file keeps the bytes of its numbers; the values are those of ``sys.byteorder``."""
+
+    LITTLE = "little"
+    BIG = "big"
+
+
+_U32 = {ByteOrder.LITTLE: struct.Struct("<I"), ByteOrder.BIG: struct.Struct(">I")}
+_U64 = {ByteOrder.LITTLE: struct.Struct("<Q"), ByteOrder.BIG: struct.Struct(">Q")}
+_U32_BYTES = 4
+_U64_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What tells one state of a file from another."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileStamp:
+        """From ``stat`` or ``fstat``."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def printable(text: str | os.PathLike[str]) -> str:
@@ -42,13 +69,21 @@ def printable(text: str | os.PathLike[str]) -> str:
 
 
 class Cursor:
-    """Reads forward through a header; refuses to leave the file or the limit of a header."""
+    """Reads forward through a header; refuses to leave the file or the limit of a header.
+
+    Attributes:
+        offset: where the next byte is read.
+        byte_order: of the numbers that follow; little until the version has told.
+        stamp: the state of the file when it was opened.
+    """
 
     def __init__(self, descriptor: int, path: Path, file_bytes: int) -> None:
         self._descriptor = descriptor
         self._path = path
         self.file_bytes = file_bytes
+        self.stamp = FileStamp.of(os.fstat(descriptor))
         self.offset = 0
+        self.byte_order = ByteOrder.LITTLE
         self._buffer = b""
         self._buffer_at = 0
         self._kept_bytes = 0
@@ -90,16 +125,29 @@ class Cursor:
         self._skipped_strings += count
         if self._skipped_strings > MAX_SKIPPED_STRINGS:
             self.fail(f"more than {MAX_SKIPPED_STRINGS} strings in the metadata, no model has as many")
-        length_at = _U64.unpack_from
+        length_at = self.u64_layout.unpack_from
         while count:
-            self.require(_U64.size, what)
-            start = position = self._fill(_U64.size, what)
+            self.require(_U64_BYTES, what)
+            start = position = self._fill(_U64_BYTES, what)
             buffer = self._buffer
-            last = len(buffer) - _U64.size
-            while count and position <= last:
-                position += _U64.size + length_at(buffer, position)[0]
-                count -= 1
+            stepped = 1
+            try:
+                for stepped in range(1, count + 1):  # noqa: B007 - read behind the loop
+                    position += _U64_BYTES + length_at(buffer, position)[0]
+                stepped = count + 1
+            except (struct.error, OverflowError):
+                pass  # the next length lies behind the buffer, which is read or refused in the next round
+            count -= stepped - 1
             self.skip(position - start, what)
+
+    def window(self, at_most: int, what: str) -> tuple[bytes, int]:
+        """A buffer and where the current offset is in it; ``at_most`` bytes follow, fewer at the file's end."""
+        at = self._fill(min(at_most, self.file_bytes - self.offset), what)
+        return self._buffer, at
+
+    def changed(self) -> bool:
+        """The file is no longer what it was when it was opened."""
+        return FileStamp.of(os.fstat(self._descriptor)) != self.stamp
 
     def keep(self, count: int) -> None:
         """Count ``count`` bytes towards what is held in memory."""
@@ -109,14 +157,19 @@ class Cursor:
                 f"more than {MAX_KEPT_BYTES} bytes of metadata beside the vocabulary, no model has as much"
             )
 
+    @property
+    def u64_layout(self) -> struct.Struct:
+        """How an unsigned 64-bit number is stored."""
+        return _U64[self.byte_order]
+
     def u32(self, what: str) -> int:
         """The next unsigned 32-bit number."""
-        number: int = _U32.unpack(self.take(_U32.size, what))[0]
+        number: int = _U32[self.byte_order].unpack(self.take(_U32_BYTES, what))[0]
         return number
 
     def u64(self, what: str) -> int:
         """The next unsigned 64-bit number."""
-        number: int = _U64.unpack(self.take(_U64.size, what))[0]
+        number: int = self.u64_layout.unpack(self.take(_U64_BYTES, what))[0]
         return number
 
     def name(self, limit_bytes: int, what: str) -> str:
@@ -162,7 +215,7 @@ def open_model_file(path: Path) -> Iterator[Cursor]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         hint = "Check that the file exists and that its permissions allow reading."
-        raise _refusal(path, f"it cannot be opened: {error.strerror}", hint) from error
+        raise refusal(path, f"it cannot be opened: {error.strerror}", hint) from error
     try:
         status = os.fstat(descriptor)
         _require_regular(path, status.st_mode)
@@ -182,12 +235,13 @@ def _require_regular(path: Path, mode: int) -> None:
         stat.S_IFBLK: "a device",
     }
     kind = kinds.get(stat.S_IFMT(mode), "no regular file")
-    raise _refusal(
+    raise refusal(
         path, f"it is {kind}", "Move it out of the models directory or name the model file itself."
     )
 
 
-def _refusal(path: Path, reason: str, hint: str) -> LlmError:
+def refusal(path: Path, reason: str, hint: str) -> LlmError:
+    """BAD_CHECKPOINT for a file as a whole."""
     shown = printable(path)
     return LlmError(
         ErrorCode.BAD_CHECKPOINT,

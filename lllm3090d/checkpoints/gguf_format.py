@@ -12,6 +12,7 @@ import importlib.util
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -32,13 +33,13 @@ class GgufFormat:
     """The part of the format a header reader needs.
 
     Attributes:
-        scalars: metadata value type -> little-endian layout of one value.
-        bool_type, string_type, array_type: the other metadata value types (a bool also has a layout).
+        scalars: metadata value type -> letter of the ``struct`` module and bytes of one value.
+        bool_type, string_type, array_type: the other metadata value types (a bool also has a letter).
         tensor_types: code in a tensor info -> its storage.
         file_types: ``general.file_type`` -> label, e.g. 3 -> ``Q4_1``.
     """
 
-    scalars: Mapping[int, struct.Struct]
+    scalars: Mapping[int, tuple[str, int]]
     bool_type: int
     string_type: int
     array_type: int
@@ -46,21 +47,35 @@ class GgufFormat:
     file_types: Mapping[int, str]
 
 
-def _load_constants() -> ModuleType:
+def _constants_file() -> Path:
     package = importlib.util.find_spec("gguf")  # finds it without importing it
     for folder in (package.submodule_search_locations or ()) if package else ():
-        spec = importlib.util.spec_from_file_location(
-            "_lllm3090_gguf_constants", Path(folder) / "constants.py"
-        )
-        if spec is not None and spec.loader is not None:
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
+        file = Path(folder) / "constants.py"
+        if file.is_file():
+            return file
     raise LlmError(
         ErrorCode.INTERNAL,
         "The Python package gguf is not installed, so no model file can be read.",
         hint="Install lllm3090 again; gguf is one of its dependencies.",
     )
+
+
+def _load_constants() -> ModuleType:
+    loader = SourceFileLoader("_lllm3090_gguf_constants", str(_constants_file()))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def format_version() -> str:
+    """Differs whenever the constants do, for caches of what was read with them; does not read them.
+
+    Raises:
+        LlmError: INTERNAL when the ``gguf`` package is missing.
+    """
+    status = _constants_file().stat()
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 @functools.cache
@@ -72,23 +87,25 @@ def gguf_format() -> GgufFormat:
     """
     constants = _load_constants()
     kinds = constants.GGUFValueType
-    layouts = {
-        kinds.UINT8: "<B",
-        kinds.INT8: "<b",
-        kinds.UINT16: "<H",
-        kinds.INT16: "<h",
-        kinds.UINT32: "<I",
-        kinds.INT32: "<i",
-        kinds.FLOAT32: "<f",
-        kinds.BOOL: "<B",  # any byte but 0 is true, as the engine reads it
-        kinds.UINT64: "<Q",
-        kinds.INT64: "<q",
-        kinds.FLOAT64: "<d",
+    letters = {
+        kinds.UINT8: "B",
+        kinds.INT8: "b",
+        kinds.UINT16: "H",
+        kinds.INT16: "h",
+        kinds.UINT32: "I",
+        kinds.INT32: "i",
+        kinds.FLOAT32: "f",
+        kinds.BOOL: "B",  # any byte but 0 is true, as the engine reads it
+        kinds.UINT64: "Q",
+        kinds.INT64: "q",
+        kinds.FLOAT64: "d",
     }
     sizes: Mapping[int, tuple[int, int]] = constants.GGML_QUANT_SIZES
     names = {int(kind): str(kind.name) for kind in constants.GGMLQuantizationType}
     return GgufFormat(
-        scalars=MappingProxyType({int(kind): struct.Struct(layout) for kind, layout in layouts.items()}),
+        scalars=MappingProxyType(
+            {int(kind): (letter, struct.calcsize(f"<{letter}")) for kind, letter in letters.items()}
+        ),
         bool_type=int(kinds.BOOL),
         string_type=int(kinds.STRING),
         array_type=int(kinds.ARRAY),

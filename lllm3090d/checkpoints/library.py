@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lllm3090d.checkpoints import names
 from lllm3090d.checkpoints.cursor import printable
-from lllm3090d.checkpoints.header import read_general
+from lllm3090d.checkpoints.header import read_header
 from lllm3090d.checkpoints.shards import shard_name
 from lllm3090d.errors import ErrorCode, LlmError
 
@@ -307,7 +307,7 @@ def _is_model(path: Path, _size: int, _mtime_ns: int, _inode: int) -> bool:
     if path.name.lower().startswith(PROJECTOR_PREFIX):
         return False
     try:
-        general = read_general(path)
+        general = read_header(path).metadata
     except LlmError:
         return True  # it is meant to be one: loading it says what is wrong with it
     return (

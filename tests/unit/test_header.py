@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lllm3090d.checkpoints import cursor, header
 from lllm3090d.checkpoints.cursor import printable
-from lllm3090d.checkpoints.header import GgufHeader, Unread, read_general, read_header
+from lllm3090d.checkpoints.header import GgufHeader, Unread, read_header
 from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.gguf_files import (
     Tensor,
@@ -134,19 +134,6 @@ def test_agrees_with_the_reference_reader(tmp_path: Path) -> None:
     assert ours_as_theirs == {key: reference.fields[key].contents() for key in ours_as_theirs}
 
 
-def test_general_metadata_stop_before_the_tokenizer(tmp_path: Path) -> None:
-    broken_tokenizer = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, HUGE)
-    data = struct.pack("<4sIQQ", b"GGUF", 3, 0, 2) + text("general.architecture") + typed_value("llama")
-    path = write_bytes(tmp_path / "m.gguf", data + broken_tokenizer)
-    with pytest.raises(LlmError):
-        read_header(path)
-    with pytest.raises(LlmError):
-        read_general(path)  # the type and length of the first tokenizer key are checked
-    whole = write_llama(tmp_path / "n.gguf")
-    assert read_general(whole)["general.architecture"] == "llama"
-    assert "tokenizer.ggml.model" not in read_general(whole)
-
-
 def test_every_truncation_point(tmp_path: Path) -> None:
     metadata = model_metadata(blocks=1, metadata={"per_layer": [1, 2], "tokenizer.ggml.tokens": ["a", "b"]})
     tensors = model_tensors(metadata)
@@ -193,7 +180,8 @@ def test_impostors(tmp_path: Path, content: bytes, words: str) -> None:
 
 def test_versions(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    assert "big-endian" in refusal(write_bytes(path, struct.pack(">4sIQQ", b"GGUF", 3, 0, 0))).message
+    assert read_header(write_bytes(path, struct.pack("<4sIQQ", b"GGUF", 2, 0, 0))).version == 2
+    assert "version 1" in refusal(write_bytes(path, struct.pack(">4sIQQ", b"GGUF", 1, 0, 0))).message
     assert "version 1" in refusal(write_bytes(path, struct.pack("<4sIQQ", b"GGUF", 1, 0, 0))).message
     error = refusal(write_bytes(path, struct.pack("<4sIQQ", b"GGUF", 4, 0, 0)))
     assert "version 4" in error.message
