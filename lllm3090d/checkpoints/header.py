@@ -4,7 +4,7 @@ Layout: the magic, u32 version, u64 tensor count, u64 metadata count, the metada
 padding, data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Every count and length is compared
 with the file's size and with a limit before it is used, so a hostile file costs bounded time and memory.
 Long arrays and all arrays of strings (the vocabulary) are stepped over, not built. The tensor infos are read by
-:mod:`lllm3090d.checkpoints.tensors`.
+:mod:`lllm3090d.checkpoints.tensor_infos`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lllm3090d.checkpoints.cursor import (
     refusal,
 )
 from lllm3090d.checkpoints.gguf_format import GgufFormat, gguf_format
-from lllm3090d.checkpoints.tensors import TensorInfo, padded, read_tensors
+from lllm3090d.checkpoints.tensor_infos import TensorInfo, padded, read_tensors
 from lllm3090d.errors import LlmError
 
 __all__ = ["GgufHeader", "Scalar", "TensorInfo", "Unread", "Value", "read_header"]
