@@ -67,6 +67,7 @@ class ErrorCode(enum.StrEnum):
     SETTINGS_INVALID = "settings_invalid"
     SOCKET_PATH_TOO_LONG = "socket_path_too_long"
     RUNTIME_DIR_UNUSABLE = "runtime_dir_unusable"
+    STATE_UNUSABLE = "state_unusable"
     ALREADY_RUNNING = "already_running"
     BUS_UNAVAILABLE = "bus_unavailable"
     UNIT_REFUSED = "unit_refused"
@@ -122,6 +123,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.SETTINGS_INVALID, "The settings are not valid", 422, ExitStatus.CONFIG),
     (ErrorCode.SOCKET_PATH_TOO_LONG, "A socket path is too long", 500, ExitStatus.CONFIG),
     (ErrorCode.RUNTIME_DIR_UNUSABLE, "The runtime directory cannot be used", 500, ExitStatus.CONFIG),
+    (ErrorCode.STATE_UNUSABLE, "What was learnt cannot be kept", 503, ExitStatus.FAILURE),
     (ErrorCode.ALREADY_RUNNING, "Another daemon is running", 409, ExitStatus.ALREADY_RUNNING),
     (ErrorCode.BUS_UNAVAILABLE, "The user's systemd cannot be reached", 503, ExitStatus.FAILURE),
     (ErrorCode.UNIT_REFUSED, "systemd refused the unit", 502, ExitStatus.FAILURE),

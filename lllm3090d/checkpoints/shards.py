@@ -66,33 +66,68 @@ def complete_shards(shards: Sequence[Path]) -> tuple[Path, ...]:
     return expected
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one file of a checkpoint says about itself.
+
+    Attributes:
+        path: the file.
+        number: its number, from 0; -1 when it does not say.
+        count: how many files there are, at least 1.
+        claimed_tensors: how many tensors all of them hold together; -1 when it does not say.
+        tensors: how many it holds.
+    """
+
+    path: Path
+    number: int
+    count: int
+    claimed_tensors: int
+    tensors: int
+
+
 def check_split(headers: Sequence[GgufHeader]) -> None:
     """Check that the headers of all shards belong together, as the engine does when it loads them.
 
     Raises:
         LlmError: BAD_CHECKPOINT.
     """
-    first = headers[0]
-    count = max(1, Keys(first).number("split.count", 1))
+    parts: list[Part] = []
+    for header in headers:
+        keys = Keys(header)
+        count = max(1, keys.number("split.count", 1))
+        number = keys.number("split.no", None if len(headers) > 1 else 0)
+        claimed = -1 if keys.value("split.tensors.count") is None else keys.number("split.tensors.count")
+        parts.append(Part(header.path, number, count, claimed, len(header.tensors)))
+    check_parts(parts)
+
+
+def check_parts(parts: Sequence[Part]) -> None:
+    """Check that all files of a checkpoint, in the order of their names, belong together.
+
+    Raises:
+        LlmError: BAD_CHECKPOINT.
+    """
+    first = parts[0]
     name = shard_name(first.path.name)
-    if count != (name.count if name else 1):
-        by_name = f"one of {name.count} by its name" if name else "not named like one of several"
+    by_name = f"one of {name.count} by its name" if name else "not named like one of several"
+    expected = name.count if name else 1
+    for index, part in enumerate(parts):
+        if part.count != expected:
+            reason = f"it is one of {part.count} files by its header, but {by_name}"
+            _fail(part.path, f"{reason}; the engine finds them by name")
+        if part.number != index and (expected > 1 or part.number > 0):
+            own = part.number if part.number >= 0 else "none"
+            _fail(part.path, f"its number (from 0) is {own} by its header, but {index} by its name")
+    tensors = sum(part.tensors for part in parts)
+    if first.claimed_tensors not in (-1, tensors):
         _fail(
-            first, f"it is one of {count} files by its header, but {by_name}; the engine finds them by name"
+            first.path,
+            f"it claims {first.claimed_tensors} tensors in all its files, but they hold {tensors}",
         )
-    tensors = 0
-    for index, header in enumerate(headers):
-        tensors += len(header.tensors)
-        number = Keys(header).number("split.no", None if count > 1 else 0)
-        if number != index:
-            _fail(header, f"it is number {number} (from 0) by its header, but {index} by its name")
-    claimed = Keys(first).number("split.tensors.count", tensors)
-    if claimed != tensors:
-        _fail(first, f"it claims {claimed} tensors in all its files, but they hold {tensors}")
 
 
-def _fail(header: GgufHeader, reason: str) -> NoReturn:
-    path = printable(header.path)
+def _fail(file: Path, reason: str) -> NoReturn:
+    path = printable(file)
     raise LlmError(
         ErrorCode.BAD_CHECKPOINT,
         f"{path} is not a usable model file: {reason}.",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllm3090d.checkpoints import library as library_module
+from lllm3090d.checkpoints import walk as walk_module
 from lllm3090d.checkpoints.library import Checkpoint, Library, Survey, resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.gguf_files import write_gguf, write_llama, write_projector, write_split
@@ -99,7 +99,7 @@ def test_projectors_and_the_like_are_no_models(tmp_path: Path) -> None:
     folder = tmp_path / "Gemma"
     write_llama(folder / "gemma.gguf")
     write_projector(folder / "vision.gguf")
-    write_llama(folder / "MMPROJ-model-f16.gguf")
+    (folder / "MMPROJ-model-f16.gguf").write_text("unreadable, so its name decides")
     for kind in ("mmproj", "adapter", "imatrix"):
         write_gguf(folder / f"{kind}.gguf", {"general.architecture": "llama", "general.type": kind})
     assert names(tmp_path) == ["Gemma"]
@@ -167,7 +167,7 @@ def test_depth_and_number_of_directories_are_limited(
     found = survey(tmp_path)
     assert [c.name for c in found.checkpoints] == ["1/2/3/4"]
     assert ["directories deep" in item.reason for item in found.skipped] == [True]
-    monkeypatch.setattr(library_module, "MAX_DIRECTORIES", 2)
+    monkeypatch.setattr(walk_module, "MAX_DIRECTORIES", 2)
     assert "left out after 2" in survey(tmp_path).skipped[0].reason
 
 
