@@ -69,16 +69,20 @@ class Store:
         self._wanted = path
         self.path: Path | None = path
         self.problem: LlmError | None = None
+        self._closed = False
         self._connection = self._open()
 
     def close(self) -> None:
-        """Give the file back; the store cannot be used any more."""
+        """Give the file back; from now on nothing is found and nothing kept."""
         with self._lock:
+            self._closed = True
             self._connection.close()
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query; none where the database fails, which :attr:`problem` then says."""
         with self._lock:
+            if self._closed:
+                return []
             try:
                 return self._connection.execute(query, parameters).fetchall()
             except sqlite3.Error as error:
@@ -88,6 +92,8 @@ class Store:
     def change(self, work: Callable[[sqlite3.Connection], object]) -> bool:
         """Do ``work`` in one transaction; False when it failed and nothing was changed."""
         with self._lock:
+            if self._closed:
+                return False
             try:
                 with _transaction(self._connection):
                     work(self._connection)

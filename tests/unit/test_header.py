@@ -7,7 +7,9 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,47 @@ def test_agrees_with_the_reference_reader(tmp_path: Path) -> None:
     assert ours_as_theirs == {key: reference.fields[key].contents() for key in ours_as_theirs}
 
 
+def _reference_file(path: Path, big_endian: bool) -> Path:
+    """Written by the gguf package itself, in either byte order."""
+    import numpy
+    from gguf import GGUFEndian, GGUFWriter
+
+    order = GGUFEndian.BIG if big_endian else GGUFEndian.LITTLE
+    writer = GGUFWriter(path, "llama", endianess=order)
+    writer.add_uint32("llama.block_count", 3)
+    writer.add_float32("llama.rope.freq_base", 0.5)
+    writer.add_bool("flag", True)
+    writer.add_uint64("large", HUGE)
+    writer.add_int16("negative", -2)
+    writer.add_array("llama.attention.head_count_kv", [1, 2, 3])
+    writer.add_token_list([f"token {i}" * (i % 40) for i in range(3000)])
+    writer.add_tensor("a.weight", numpy.zeros((3, 64), numpy.float32))
+    writer.add_tensor("b.weight", numpy.zeros((2, 3, 32), numpy.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_big_endian_files_read_the_same(tmp_path: Path) -> None:
+    big = read_header(_reference_file(tmp_path / "big.gguf", big_endian=True))
+    little = read_header(_reference_file(tmp_path / "little.gguf", big_endian=False))
+    assert (big.byte_order, little.byte_order) == ("big", "little")
+    assert big.metadata == little.metadata
+    assert big.metadata["large"] == HUGE
+    assert big.metadata["llama.attention.head_count_kv"] == (1, 2, 3)
+    assert big.tensors == little.tensors
+    assert big.data_offset == little.data_offset == big.tensors[0].offset
+
+
+def test_every_truncation_point_of_a_big_endian_file(tmp_path: Path) -> None:
+    whole = _reference_file(tmp_path / "whole.gguf", big_endian=True).read_bytes()
+    path = tmp_path / "m.gguf"
+    for length in range(0, len(whole), 997):
+        assert refusal(write_bytes(path, whole[:length])).details["offset"] <= length
+
+
 def test_every_truncation_point(tmp_path: Path) -> None:
     metadata = model_metadata(blocks=1, metadata={"per_layer": [1, 2], "tokenizer.ggml.tokens": ["a", "b"]})
     tensors = model_tensors(metadata)
@@ -244,6 +287,166 @@ def test_hostile_numbers(tmp_path: Path, data: bytes, tail: int) -> None:
     assert time.process_time() - started < 2
 
 
+def _three_tensors(*infos: tuple[str, int, int, int]) -> bytes:
+    """A header with tensors of name, row, type and place."""
+    parts = [_preamble(len(infos), 0)]
+    for name, row, kind, place in infos:
+        parts.append(text(name) + struct.pack("<IQIQ", 1, row, kind, place))
+    data = b"".join(parts)
+    return data.ljust(-(-len(data) // 32) * 32, b"\0")
+
+
+def test_a_type_that_gguf_does_not_know_is_sized_by_the_offsets(tmp_path: Path) -> None:
+    header_of_three = _three_tensors(("a", 64, 0, 0), ("b", 256, 1000, 256), ("c", 512, 1001, 416))
+    path = write_bytes(tmp_path / "m.gguf", header_of_three + bytes(416 + 300))
+    first, second, third = read_header(path).tensors
+    assert (first.type_name, first.size_bytes, first.sized_by_offset) == ("F32", 256, False)
+    assert (second.type_name, second.size_bytes, second.sized_by_offset) == ("TYPE_1000", 160, True)
+    assert (third.type_name, third.size_bytes, third.sized_by_offset) == ("TYPE_1001", 300, True)
+    assert third.offset + third.size_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("infos", "words"),
+    [
+        ([("a", 64, 0, 0), ("b", 64, 0, 128)], "overlaps"),
+        ([("a", 64, 0, 0), ("b", 64, 0, 0)], "overlaps"),
+        ([("a", 64, 0, 0), ("b", 64, 0, 288)], "gap"),
+        ([("a", 64, 0, 0), ("b", 64, 0, 257)], "not aligned to 32"),
+        ([("a", 64, 0, 32), ("b", 64, 0, 0)], "gap"),
+        ([("a", 64, 1000, 0), ("b", 64, 0, 33)], "not aligned"),
+        ([("a", 64, 1000, 0), ("b", 64, 0, 0)], "0 bytes for 64 values"),
+        ([("a", 64, 1000, 0), ("b", 64, 0, 1 << 19)], "cannot be"),
+        ([("a", 64, 0, 0), ("b", 64, 1000, 256), ("c", 64, 0, 64)], "-192 bytes"),
+        ([("a", 64, 31, 0)], "removed from the format"),
+        ([("a", 64, 5000, 0)], "at most 4096 are plausible"),
+        ([("a", 0, 0, 0)], "dimension of 0"),
+        ([("a", 64, 0, 0), ("b", 0, 0, 256)], "dimension of 0"),
+        ([("a", 1 << 63, 0, 0)], "impossible shape"),
+    ],
+)
+def test_places_shapes_and_types(tmp_path: Path, infos: list[tuple[str, int, int, int]], words: str) -> None:
+    data = _three_tensors(*infos)
+    error = refusal(write_bytes(tmp_path / "m.gguf", data + bytes(1 << 20)))
+    assert words in error.message
+    named = error.message.partition("tensor '")[2][0]
+    assert error.details["offset"] == data.index(text(named))
+
+
+def test_ten_thousand_tensors(tmp_path: Path) -> None:
+    tensors = [Tensor(f"blk.{i // 10}.weight_{i % 10}", (32, 2), "Q8_0") for i in range(10_000)]
+    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, tensors)
+    started = time.process_time()
+    found = read_header(path)
+    assert time.process_time() - started < 0.5
+    assert [tensor.name for tensor in found.tensors] == [tensor.name for tensor in tensors]
+    assert found.tensors[-1].offset + 96 == found.file_bytes
+
+
+def test_a_vocabulary_of_a_million_tokens(tmp_path: Path) -> None:
+    count = 1_000_000
+    entry = struct.pack("<Q", 5)
+    data = _preamble(0, 2) + text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, count)
+    data += b"".join(entry + b"%05d" % (i % 100_000) for i in range(count)) + text("after") + typed_value(7)
+    path = write_bytes(tmp_path / "m.gguf", data)
+    started = time.process_time()
+    tracemalloc.start()
+    metadata = read_header(path).metadata
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20
+    assert time.process_time() - started < 3
+    assert metadata["tokenizer.ggml.tokens"] == Unread(count, 69)
+    assert metadata["after"] == 7
+
+
+def test_arrays_for_many_layers_are_kept_and_those_of_the_vocabulary_are_not(tmp_path: Path) -> None:
+    layers = header.MAX_KEPT_ARRAY
+    flags = [i % 3 == 0 for i in range(layers)]
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        {
+            "llama.attention.head_count_kv": Typed("u32", [8] * layers),
+            "llama.attention.sliding_window_pattern": flags,
+            "tokenizer.ggml.token_type": Typed("i32", [1] * 32_000),
+            "tokenizer.ggml.eot_token_ids": [1, 2],
+        },
+    )
+    metadata = read_header(path).metadata
+    assert metadata["llama.attention.head_count_kv"] == (8,) * layers
+    kept = metadata["llama.attention.sliding_window_pattern"]
+    assert kept == tuple(flags)
+    assert isinstance(kept, tuple)
+    assert isinstance(kept[0], bool)
+    assert isinstance(metadata["tokenizer.ggml.token_type"], Unread)
+    assert metadata["tokenizer.ggml.eot_token_ids"] == (1, 2)
+
+
+def _change_while_reading(path: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Append to the file behind the first ``times`` readings of its beginning."""
+    real = os.pread
+    left = times
+
+    def pread(descriptor: int, count: int, offset: int) -> bytes:
+        nonlocal left
+        data = real(descriptor, count, offset)
+        if offset == 0 and left:
+            left -= 1
+            with path.open("ab") as file:
+                file.write(bytes(32))
+        return data
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
+def test_a_file_that_changes_once_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_llama(tmp_path / "m.gguf")
+    size = path.stat().st_size
+    _change_while_reading(path, 1, monkeypatch)
+    found = read_header(path)
+    assert found.file_bytes == size + 32
+    assert found.stamp is not None
+    assert found.stamp.size_bytes == size + 32
+
+
+def test_a_file_that_goes_on_changing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_llama(tmp_path / "m.gguf")
+    _change_while_reading(path, 2, monkeypatch)
+    error = refusal(path)
+    assert "changed while it was read" in error.message
+    assert "Wait" in (error.hint or "")
+    os.truncate(path, 100)
+    _change_while_reading(path, 2, monkeypatch)
+    assert (
+        "changed while it was read" in refusal(path).message
+    )  # not what the half-written header looked like
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = write_llama(Path(folder) / "m.gguf")
+        path.chmod(0)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            assert "Permission denied" in refusal(path).message
+        finally:
+            if user == 0:
+                os.seteuid(0)
+
+
+def test_nested_arrays_are_refused_where_they_begin(tmp_path: Path) -> None:
+    inner = struct.pack("<IQ", 4, 1) + struct.pack("<I", 7)
+    data = _one_key(struct.pack("<IIQ", 9, 9, 1) + inner)
+    error = refusal(write_bytes(tmp_path / "m.gguf", data))
+    assert "array of arrays" in error.message
+    assert error.details["offset"] == 24 + 9 + 4
+
+
 def test_duplicates_and_alignment(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     twice = _preamble(0, 2) + (text("k") + typed_value(1)) * 2
@@ -303,7 +506,26 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("name", ["with space.gguf", "quote'\".gguf", "$HOME;rm -rf.gguf", "new\nline.gguf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with space.gguf",
+        "quote'\".gguf",
+        "$HOME;rm -rf.gguf",
+        "new\nline.gguf",
+        "Модель.gguf",
+        "模型.gguf",
+        "モデル.gguf",
+        "نموذج.gguf",
+        "מודל.gguf",
+        "मॉडल.gguf",
+        "โมเดล.gguf",
+        "모델.gguf",
+        "μοντέλο-😀.gguf",
+        "e\u0301.gguf",
+        "\u202egpj.gguf",
+    ],
+)
 def test_awkward_names(tmp_path: Path, name: str) -> None:
     assert read_header(write_llama(tmp_path / name)).tensors
     os.truncate(tmp_path / name, 30)
