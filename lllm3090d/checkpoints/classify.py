@@ -64,10 +64,11 @@ _DRAFTER_ARCHITECTURES = {
     "gemma4-assistant": DraftMethod.MTP,
 }
 _PROJECTOR_ARCHITECTURE = "clip"
-# Beginning of a lower-case file name -> kind and method; as llama.cpp looks for companions of a download.
+# In a lower-case file name -> kind and method; as llama.cpp looks for companions of a download, but that whole
+# models have "-mtp-" in their names.
 _NAMES: tuple[tuple[re.Pattern[str], Kind, DraftMethod | None], ...] = (
     (re.compile(r"mmproj"), Kind.PROJECTOR, None),
-    (re.compile(r"\bmtp-"), Kind.DRAFTER, DraftMethod.MTP),
+    (re.compile(r"^mtp-"), Kind.DRAFTER, DraftMethod.MTP),
     (re.compile(r"eagle3-"), Kind.DRAFTER, DraftMethod.EAGLE3),
     (re.compile(r"dflash-"), Kind.DRAFTER, DraftMethod.DFLASH),
     (re.compile(r"dspark-"), Kind.DRAFTER, DraftMethod.DSPARK),

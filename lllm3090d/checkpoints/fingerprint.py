@@ -62,7 +62,8 @@ def _blocks(path: Path, header: GgufHeader, samples: int) -> Iterator[bytes]:
 def _spans(data_offset: int, file_bytes: int, samples: int) -> Iterator[tuple[int, int]]:
     """Both ends of the header, then samples evenly over the data, the last one at its end."""
     yield 0, min(HEADER_SAMPLE_BYTES, data_offset)
-    yield max(HEADER_SAMPLE_BYTES, data_offset - HEADER_SAMPLE_BYTES), max(HEADER_SAMPLE_BYTES, data_offset)
+    if data_offset > HEADER_SAMPLE_BYTES:
+        yield max(HEADER_SAMPLE_BYTES, data_offset - HEADER_SAMPLE_BYTES), data_offset
     data_bytes = file_bytes - data_offset
     if data_bytes <= samples * SAMPLE_BYTES:
         yield data_offset, file_bytes

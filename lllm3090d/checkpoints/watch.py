@@ -105,11 +105,19 @@ class LibraryWatch:
         self._settled = False
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._vouches = asyncio.Event()
         self._said: str | None = None
 
     def generation(self) -> int | None:
         """Another number after each change; None while changes go on or nobody can watch. From any thread."""
         return self._generation if self._settled else None
+
+    async def settled(self) -> int:
+        """Wait until there is a generation; returns it."""
+        while (generation := self.generation()) is None:
+            self._vouches.clear()
+            await self._vouches.wait()
+        return generation
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
@@ -137,6 +145,7 @@ class LibraryWatch:
                 self._settled = True
                 self._changed.clear()
                 loop.add_reader(watching.inotify.fileno(), self._readable, watching)
+                self._vouches.set()
                 if again:
                     self._on_change()
                 await self._changed.wait()
