@@ -2,59 +2,108 @@
 
 from __future__ import annotations
 
-import enum
-import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lllm3090d.checkpoints.architectures import (
+    ARCHITECTURES,
+    REFUSED,
+    Architecture,
+    Graph,
+    Mtp,
+    Recurrence,
+)
+from lllm3090d.checkpoints.contents import Tensors
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.gguf_format import gguf_format
-from lllm3090d.checkpoints.header import GgufHeader, TensorInfo, read_header
+from lllm3090d.checkpoints.header import GgufHeader, read_header
+from lllm3090d.checkpoints.layers import (
+    LayerFacts,
+    LayerKind,
+    StateSpace,
+    is_latent,
+    read_layers,
+    state_space,
+    window_tokens,
+)
 from lllm3090d.checkpoints.metadata import Keys
 from lllm3090d.checkpoints.shards import check_split, complete_shards
+from lllm3090d.checkpoints.weights import (
+    NOTHING,
+    BlockWeights,
+    Memory,
+    TableWeights,
+    WeightBytes,
+    aligned,
+    row_padding_bytes,
+    total,
+)
 from lllm3090d.errors import ErrorCode, LlmError
 
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS of the engine
-# Period of the sliding-window pattern where the file has none: the last layer of each period is dense. The
-# other architectures ignore attention.sliding_window, as the engine does.
-SLIDING_PERIODS: Mapping[str, int] = {"gemma3": 6}
-SUPPORTED_ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3")
+# Planning looks at a checkpoint through this module alone.
+__all__ = [
+    "NOTHING",
+    "SUPPORTED_ARCHITECTURES",
+    "Architecture",
+    "BlockWeights",
+    "CheckpointFacts",
+    "FactsCache",
+    "Graph",
+    "LatentFacts",
+    "LayerFacts",
+    "LayerKind",
+    "Memory",
+    "RopeFacts",
+    "StateSpace",
+    "TableWeights",
+    "WeightBytes",
+    "aligned",
+    "read_facts",
+    "row_padding_bytes",
+    "total",
+]
+
+SUPPORTED_ARCHITECTURES = tuple(sorted(ARCHITECTURES))
 CACHED_CHECKPOINTS = 256
-
-_BLOCK = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
-
-
-class LayerKind(enum.StrEnum):
-    """How a layer keeps its context."""
-
-    FULL = "full"  # attention over the whole context
-    SLIDING = "sliding"  # attention over a window
+DEFAULT_ROPE_BASE = 10_000.0
+GEMMA3N_PER_LAYER_VALUES = 256  # a constant of the engine
 
 
 @dataclass(frozen=True, slots=True)
-class LayerFacts:
-    """One transformer block.
+class RopeFacts:
+    """Rotary position embedding.
 
     Attributes:
-        kind: how it keeps its context.
-        head_count: query heads.
-        key_length: values per key head.
-        k_values: values of one K row of the cache, KV heads times key length.
-        v_values: values of one V row of the cache.
-        feed_forward_length: width of the gated feed-forward network, values.
-        weight_bytes: bytes of all tensors of the block.
+        base: frequency base.
+        dimensions: rotated values of a head.
+        scaling: ``none``, ``linear``, ``yarn`` or what else the file says.
+        factor: how far positions are stretched, 1 where they are not.
+        original_context_tokens: context before stretching.
     """
 
-    kind: LayerKind
-    head_count: int
-    key_length: int
-    k_values: int
-    v_values: int
-    feed_forward_length: int
-    weight_bytes: int
+    base: float
+    dimensions: int
+    scaling: str
+    factor: float
+    original_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentFacts:
+    """Multi-head latent attention.
+
+    Attributes:
+        rank: values of the compressed row.
+        query_length: values of a query head before compression, the rotated ones included.
+        rotated_length: the rotated ones.
+    """
+
+    rank: int
+    query_length: int
+    rotated_length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +118,17 @@ class CheckpointFacts:
         embedding_length: values.
         vocabulary_size: rows of the token embedding.
         sliding_window_tokens: 0 without sliding layers.
-        layers: the blocks in order.
-        token_embedding_bytes: bytes of ``token_embd.weight``.
-        output_bytes: bytes of ``output.weight``, 0 where it is tied to the token embedding.
-        other_bytes: every other tensor outside the blocks (norms, RoPE factors).
+        layers: the blocks in order, those for multi-token prediction last.
+        tables: bytes of the tensors outside the blocks.
         file_bytes: size of all shards on disk.
         has_chat_template: a template is embedded.
+        has_mtp: it can draft for itself: its file has the blocks for that and the engine loads them.
+        expert_count: experts of a layer, 0 for a dense model.
+        widest_v_values: the widest V row of any layer, which all have without flash attention.
+        per_layer_embedding_values: values of one layer's own token embedding, 0 without.
+        state_space: widths of the state-space layers, None without.
+        latent: None without latent attention.
+        rope: None where the file says nothing of positions.
     """
 
     architecture: str
@@ -85,62 +139,124 @@ class CheckpointFacts:
     vocabulary_size: int
     sliding_window_tokens: int
     layers: tuple[LayerFacts, ...]
-    token_embedding_bytes: int
-    output_bytes: int
-    other_bytes: int
+    tables: TableWeights
     file_bytes: int
     has_chat_template: bool
+    has_mtp: bool = False
+    expert_count: int = 0
+    widest_v_values: int = 0
+    per_layer_embedding_values: int = 0
+    state_space: StateSpace | None = None
+    latent: LatentFacts | None = None
+    rope: RopeFacts | None = None
+
+    @property
+    def rule(self) -> Architecture:
+        """What the engine does with this architecture."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def trunk(self) -> tuple[LayerFacts, ...]:
+        """The blocks without those for multi-token prediction."""
+        return tuple(layer for layer in self.layers if not layer.is_mtp)
+
+    @property
+    def mtp_layers(self) -> tuple[LayerFacts, ...]:
+        """The blocks for multi-token prediction."""
+        return tuple(layer for layer in self.layers if layer.is_mtp)
+
+    @property
+    def context_layers(self) -> tuple[LayerFacts, ...]:
+        """The blocks with a place in the main context: the trunk, and with some hybrids all blocks."""
+        return self.layers if self.rule.mtp_in_context else self.trunk
+
+    @property
+    def keeps_context(self) -> bool:
+        """It has a cache or a state; encoders have neither."""
+        return self.rule.has_memory
+
+    @property
+    def keeps_state(self) -> bool:
+        """Some of its layers keep a recurrent state, so its context cannot be cut at any token."""
+        return any(layer.keeps_state for layer in self.layers)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Its state can be taken back by a few tokens, with copies of it."""
+        return self.rule.rolls_back and self.keeps_state
+
+    @property
+    def token_embedding_bytes(self) -> int:
+        """Bytes of ``token_embd.weight``."""
+        return self.tables.token_embedding.stored
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of ``output.weight``, 0 where it is tied to the token embedding."""
+        return self.tables.output.stored
 
     @property
     def output_is_tied(self) -> bool:
         """The output matrix is the token embedding."""
-        return self.output_bytes == 0
+        return self.output_bytes == 0 and self.rule.embedding_is_output
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all tensors."""
-        blocks = sum(layer.weight_bytes for layer in self.layers)
-        return blocks + self.token_embedding_bytes + self.output_bytes + self.other_bytes
+        return sum(layer.weight_bytes for layer in self.layers) + self.tables.all.stored
 
 
-def read_facts(shards: Sequence[Path]) -> CheckpointFacts:
+def read_facts(
+    shards: Sequence[Path], read: Callable[[Path], GgufHeader] = read_header
+) -> CheckpointFacts:
     """Read the facts of a checkpoint from the headers of all its shards; blocks for milliseconds.
 
     Args:
         shards: its files; of a split checkpoint one suffices, the others are found by name.
+        read: where the headers come from.
 
     Raises:
         LlmError: BAD_CHECKPOINT naming the file and the key or offset; INCOMPLETE_CHECKPOINT naming the
-            missing files; UNSUPPORTED_ARCHITECTURE naming the known ones.
+            missing files; UNSUPPORTED_ARCHITECTURE with the reason.
     """
-    headers = [read_header(shard) for shard in complete_shards(shards)]
+    headers = [read(shard) for shard in complete_shards(shards)]
     check_split(headers)
+    return facts_of_headers(headers)
+
+
+def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
+    """The facts of a complete set of headers in order; raises as :func:`read_facts`."""
     keys = Keys(headers[0])
     architecture = keys.text("general.architecture")
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise _unsupported(headers[0], architecture, f"has the architecture {printable(architecture)}")
-    if keys.number(f"{architecture}.expert_count", 0) > 0:
-        raise _unsupported(
-            headers[0], architecture, f"is a mixture of experts of the architecture {architecture}"
-        )
-    weights = _Weights(headers, keys, architecture)
+    rule = ARCHITECTURES.get(architecture)
+    if rule is None:
+        raise _unsupported(headers[0], architecture)
+    tensors = Tensors(headers, keys, architecture, rule)
     embedding_length = keys.number(f"{architecture}.embedding_length", least=1)
-    layers = _layers(keys, architecture, embedding_length, weights)
+    layers, widest = read_layers(keys, architecture, rule, tensors, embedding_length)
+    trained = keys.number(f"{architecture}.context_length", least=1)
     sliding = any(layer.kind is LayerKind.SLIDING for layer in layers)
     return CheckpointFacts(
         architecture=architecture,
         title=printable(keys.text("general.name", "")) or None,
         quantisation=_quantisation(headers, keys),
-        trained_context_tokens=keys.number(f"{architecture}.context_length", least=1),
+        trained_context_tokens=trained,
         embedding_length=embedding_length,
-        vocabulary_size=weights.vocabulary_size(embedding_length),
-        sliding_window_tokens=keys.number(f"{architecture}.attention.sliding_window") if sliding else 0,
+        vocabulary_size=tensors.vocabulary_size(embedding_length),
+        sliding_window_tokens=window_tokens(keys, architecture, rule.sliding, tensors.trunk_count)
+        if sliding
+        else 0,
         layers=layers,
-        token_embedding_bytes=weights.token_embedding.size_bytes,
-        output_bytes=weights.output_bytes,
-        other_bytes=weights.other_bytes,
+        tables=tensors.table_weights(),
         file_bytes=sum(header.file_bytes for header in headers),
         has_chat_template=keys.value("tokenizer.chat_template") not in (None, ""),
+        has_mtp=tensors.has_mtp and rule.mtp is Mtp.LOADED,
+        expert_count=keys.number(f"{architecture}.expert_count", 0),
+        widest_v_values=widest,
+        per_layer_embedding_values=_per_layer_embedding(keys, architecture, rule),
+        state_space=state_space(keys, architecture, rule),
+        latent=_latent(keys, architecture) if rule.may_be_latent else None,
+        rope=_rope(keys, architecture, layers, trained) if rule.recurrence is not Recurrence.ALL else None,
     )
 
 
@@ -148,9 +264,16 @@ class FactsCache:
     """Facts of the checkpoints that were read last, in memory; thread-safe.
 
     An entry is valid while path, size, modification time and inode of every shard are what they were.
+
+    Args:
+        capacity: checkpoints that are remembered.
+        read: where the headers come from.
     """
 
-    def __init__(self, capacity: int = CACHED_CHECKPOINTS) -> None:
+    def __init__(
+        self, capacity: int = CACHED_CHECKPOINTS, read: Callable[[Path], GgufHeader] = read_header
+    ) -> None:
+        self._read = read
         self._capacity = capacity
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[tuple[Path, int, int, int], ...], CheckpointFacts] = OrderedDict()
@@ -163,7 +286,7 @@ class FactsCache:
             if stamp in self._entries:
                 self._entries.move_to_end(stamp)
                 return self._entries[stamp]
-        facts = read_facts(files)  # outside the lock: a slow disk must not hold up other checkpoints
+        facts = read_facts(files, self._read)  # outside the lock: a slow disk must not hold up other checkpoints
         if _stamp(files) == stamp:
             with self._lock:
                 self._entries[stamp] = facts
@@ -188,133 +311,34 @@ def _stamp(files: Sequence[Path]) -> tuple[tuple[Path, int, int, int], ...]:
     return tuple(stamps)
 
 
-class _Weights:
-    """The tensors of all shards, by place."""
-
-    def __init__(self, headers: Sequence[GgufHeader], keys: Keys, architecture: str) -> None:
-        self._headers = headers
-        self._keys = keys
-        self.layer_count = keys.number(f"{architecture}.block_count", least=1, most=MAX_LAYERS)
-        self.layer_bytes = [0] * self.layer_count
-        self.output_bytes = 0
-        self.other_bytes = 0
-        self._tensors: dict[str, TensorInfo] = {}
-        for header in headers:
-            for tensor in header.tensors:
-                if tensor.name in self._tensors:
-                    raise self.bad(f"the tensor {printable(tensor.name)} occurs in two of its files")
-                self._tensors[tensor.name] = tensor
-                self._add(tensor)
-        self.token_embedding = self._required("token_embd.weight")
-        for index, size in enumerate(self.layer_bytes):
-            if size == 0:
-                raise self.bad(f"block {index} of {self.layer_count} has no tensors")
-
-    def bad(self, reason: str) -> LlmError:
-        """BAD_CHECKPOINT for the whole checkpoint."""
-        path = printable(self._headers[0].path)
-        return LlmError(
-            ErrorCode.BAD_CHECKPOINT,
-            f"{path} is not a usable model file: {reason}.",
-            hint="Fetch another conversion of the model.",
-            path=path,
-        )
-
-    def _required(self, name: str) -> TensorInfo:
-        if name not in self._tensors:
-            raise self.bad(f"the tensor {name} is missing")
-        return self._tensors[name]
-
-    def _add(self, tensor: TensorInfo) -> None:
-        block = _BLOCK.match(tensor.name)
-        if block is not None:
-            index = int(block[1])
-            if index >= self.layer_count:
-                name = printable(tensor.name)
-                raise self.bad(f"the tensor {name} lies beyond the block_count of {self.layer_count}")
-            self.layer_bytes[index] += tensor.size_bytes
-        elif tensor.name == "output.weight":
-            self.output_bytes = tensor.size_bytes
-        elif tensor.name != "token_embd.weight":
-            self.other_bytes += tensor.size_bytes
-
-    def vocabulary_size(self, embedding_length: int) -> int:
-        """Rows of the token embedding."""
-        shape = self.token_embedding.shape
-        if len(shape) < 2 or shape[0] != embedding_length:
-            raise self.bad(
-                f"token_embd.weight has the shape {list(shape)} for embeddings of {embedding_length}"
-            )
-        return shape[1]
-
-    def check_rows(self, index: int, name: str, rows: int) -> None:
-        """A K or V projection on its own must have the rows that the metadata promise."""
-        tensor = self._tensors.get(f"blk.{index}.{name}.weight")
-        if tensor is not None and tensor.shape[1:] != (rows,):
-            raise self.bad(
-                f"{tensor.name} has the shape {list(tensor.shape)}, its metadata promise {rows} rows"
-            )
+def _per_layer_embedding(keys: Keys, architecture: str, rule: Architecture) -> int:
+    if rule.graph is Graph.ALTUP:
+        return GEMMA3N_PER_LAYER_VALUES
+    if rule.graph is Graph.PER_LAYER_EMBEDDINGS:
+        return keys.number(f"{architecture}.embedding_length_per_layer_input")
+    return 0
 
 
-def _layers(
-    keys: Keys, architecture: str, embedding_length: int, weights: _Weights
-) -> tuple[LayerFacts, ...]:
-    """The blocks: K row = head_count_kv[i] * key_length, V row = head_count_kv[i] * value_length."""
-    count = weights.layer_count
-    prefix = f"{architecture}.attention."
-    heads = keys.per_layer(prefix + "head_count", count)
-    kv_heads = keys.per_layer(prefix + "head_count_kv", count, heads)
-    # The engine's defaults: the embedding shared out over the heads of the first layer.
-    default_length = embedding_length // heads[0]
-    if default_length == 0:
-        keys.fail(prefix + "head_count", f"is {heads[0]}, more than the embedding length {embedding_length}")
-    key_length = keys.number(prefix + "key_length", default_length, least=1)
-    value_length = keys.number(prefix + "value_length", default_length, least=1)
-    feed_forward = keys.per_layer(f"{architecture}.feed_forward_length", count)
-    slides = _sliding(keys, architecture, count)
-    sliding_lengths = (
-        keys.number(prefix + "key_length_swa", key_length, least=1),
-        keys.number(prefix + "value_length_swa", value_length, least=1),
+def _latent(keys: Keys, architecture: str) -> LatentFacts | None:
+    if not is_latent(keys, architecture):
+        return None
+    return LatentFacts(
+        rank=keys.number(f"{architecture}.attention.kv_lora_rank", least=1),
+        query_length=keys.number(f"{architecture}.attention.key_length_mla", least=1),
+        rotated_length=keys.number(f"{architecture}.rope.dimension_count", 0),
     )
-    layers: list[LayerFacts] = []
-    for i in range(count):
-        k_length, v_length = sliding_lengths if slides[i] else (key_length, value_length)
-        weights.check_rows(i, "attn_k", kv_heads[i] * k_length)
-        weights.check_rows(i, "attn_v", kv_heads[i] * v_length)
-        layers.append(
-            LayerFacts(
-                kind=LayerKind.SLIDING if slides[i] else LayerKind.FULL,
-                head_count=heads[i],
-                key_length=k_length,
-                k_values=kv_heads[i] * k_length,
-                v_values=kv_heads[i] * v_length,
-                feed_forward_length=feed_forward[i],
-                weight_bytes=weights.layer_bytes[i],
-            )
-        )
-    return tuple(layers)
 
 
-def _sliding(keys: Keys, architecture: str, count: int) -> tuple[bool, ...]:
-    """Which layers slide: by the array in the file, else the period in the file, else the engine's period.
-
-    A period of n leaves every n-th layer dense, and 0 none.
-    """
-    period = SLIDING_PERIODS.get(architecture)
-    if period is None or keys.number(f"{architecture}.attention.sliding_window", 0) == 0:
-        return (False,) * count
-    pattern = f"{architecture}.attention.sliding_window_pattern"
-    if isinstance(keys.value(pattern), int | float | str | None):
-        period = keys.number(pattern, period)
-        slides = tuple(period == 0 or i % period < period - 1 for i in range(count))
-    else:
-        flags = keys.array(pattern, count)
-        if not all(isinstance(flag, int) and flag in (0, 1) for flag in flags):
-            keys.fail(pattern, "is an array of something else than flags")
-        slides = tuple(bool(flag) for flag in flags)
-    if not any(slides):
-        keys.fail(pattern, "leaves no layer with the sliding window; the engine aborts on such a file")
-    return slides
+def _rope(keys: Keys, architecture: str, layers: Sequence[LayerFacts], trained: int) -> RopeFacts:
+    prefix = f"{architecture}.rope."
+    old = keys.real(prefix + "scale_linear", 1.0)
+    return RopeFacts(
+        base=keys.real(prefix + "freq_base", DEFAULT_ROPE_BASE),
+        dimensions=keys.number(prefix + "dimension_count", layers[0].key_length),
+        scaling=printable(keys.text(prefix + "scaling.type", "linear" if old > 1 else "none")),
+        factor=keys.real(prefix + "scaling.factor", old) or 1.0,
+        original_context_tokens=keys.number(prefix + "scaling.original_context_length", trained),
+    )
 
 
 def _quantisation(headers: Sequence[GgufHeader], keys: Keys) -> str:
@@ -329,14 +353,15 @@ def _quantisation(headers: Sequence[GgufHeader], keys: Keys) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def _unsupported(header: GgufHeader, architecture: str, what: str) -> LlmError:
-    path = printable(header.path)
-    known = ", ".join(SUPPORTED_ARCHITECTURES)
+def _unsupported(header: GgufHeader, architecture: str) -> LlmError:
+    path, name = printable(header.path), printable(architecture)
+    reason = REFUSED.get(architecture, "no rule says how the engine keeps its context")
     return LlmError(
         ErrorCode.UNSUPPORTED_ARCHITECTURE,
-        f"{path} {what}, whose memory cannot be computed yet; known are dense models of {known}.",
-        hint="The next release knows more architectures; until then choose a model of one of these.",
+        f"{path} has the architecture {name}, whose memory cannot be computed: {reason}.",
+        hint="Choose a model of another architecture, such as llama, qwen3, gemma3 or qwen35;"
+        f" {len(SUPPORTED_ARCHITECTURES)} are known.",
         path=path,
-        architecture=printable(architecture),
+        architecture=name,
         known=list(SUPPORTED_ARCHITECTURES),
     )

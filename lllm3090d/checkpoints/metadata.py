@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from lllm3090d.checkpoints.cursor import printable
@@ -52,25 +53,43 @@ class Keys:
             self.fail(key, "is missing")
         return self._whole(key, value, least, most)
 
-    def per_layer(self, key: str, layers: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Positive whole numbers, one for each of ``layers``; the file has one for all or an array."""
+    def real(self, key: str, default: float) -> float:
+        """A number, whole or not; ``default`` when the key is missing."""
+        value = self.value(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(key, f"is {printable(repr(value)[:60])}, not a number")
+        return float(value)
+
+    def flags(self, key: str, layers: Sequence[int]) -> tuple[bool, ...]:
+        """An array of flags (booleans, or 0 and 1) with one of the lengths ``layers``."""
+        items = self.array(key, *layers)
+        if not all(isinstance(item, int) and item in (0, 1) for item in items):
+            self.fail(key, "is an array of something else than flags")
+        return tuple(bool(item) for item in items)
+
+    def per_layer(
+        self, key: str, layers: int, default: tuple[int, ...] | None = None, *, least: int = 1
+    ) -> tuple[int, ...]:
+        """Whole numbers from ``least``, one for each of ``layers``; the file has one for all or an array."""
         value = self.value(key)
         if value is None and default is not None:
             return default
         if value is None:
             self.fail(key, "is missing")
         if isinstance(value, tuple | Unread):
-            return tuple(self._whole(key, item, 1, MAX_NUMBER) for item in self.array(key, layers))
-        return (self._whole(key, value, 1, MAX_NUMBER),) * layers
+            return tuple(self._whole(key, item, least, MAX_NUMBER) for item in self.array(key, layers))
+        return (self._whole(key, value, least, MAX_NUMBER),) * layers
 
-    def array(self, key: str, layers: int) -> tuple[Value, ...]:
-        """An array of exactly ``layers`` elements."""
+    def array(self, key: str, *layers: int) -> tuple[Value, ...]:
+        """An array with exactly so many elements, or with one of several numbers of them."""
         value = self.value(key)
         if not isinstance(value, tuple | Unread):
             self.fail(key, "is not an array")
         length = value.count if isinstance(value, Unread) else len(value)
-        if length != layers:
-            self.fail(key, f"has {length} elements for {layers} layers")
+        if length not in layers:
+            self.fail(key, f"has {length} elements for {layers[0]} layers")
         if isinstance(value, Unread):
             self.fail(key, "is an array of texts")
         return value

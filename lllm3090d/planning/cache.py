@@ -1,7 +1,6 @@
 """The KV cache: from the command line's values to cells, and from cells to bytes, as the engine lays it out.
 
-Formulas are those of llama.cpp b11434, read in its source and equal to the byte to its own dry runs on CPU
-and Vulkan; CUDA rounds some quantised tensors up by less than 40 kB per model, which is left out.
+Formulas are those of llama.cpp b11434, read in its source and equal to the byte to its own dry runs.
 """
 
 from __future__ import annotations
@@ -11,13 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind
+from lllm3090d.checkpoints.facts import (
+    CheckpointFacts,
+    LayerFacts,
+    LayerKind,
+    Memory,
+    aligned,
+    row_padding_bytes,
+)
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.units import round_up
 
 CELL_PADDING_TOKENS = 256  # the engine pads every cache to this many cells
 MAX_SLOTS = 256  # sequences one context can hold, a constant of the engine (LLAMA_MAX_SEQ)
 CHECKPOINT_CELL_BYTES = 12  # position and sequence of a saved cell, beside its K and V rows
+STATE_VALUE_BYTES = 4  # states are f32, whatever the type of the cache
 
 
 class CacheType(enum.StrEnum):
@@ -71,37 +78,55 @@ _BLOCKS: Mapping[CacheType, tuple[int, int]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What the engine makes of ``-c``, ``--parallel``, ``-b`` and ``-ub``: a stream of cells for each slot.
+    """What the engine makes of ``-c``, ``--parallel``, ``-b``, ``-ub`` and the flags of its pool.
 
     Attributes:
         context_tokens: cells of all streams, what the engine reports as ``n_ctx``.
-        streams: slots; each has a cache of its own, because ``--parallel`` is always given explicitly.
-        stream_cells: cells of one stream in a layer with full attention.
+        slots: sequences it serves at once.
+        streams: pools; one for each slot, or a single one that they share (``--kv-unified``).
+        stream_cells: cells of one stream in a layer with full attention, ``n_ctx_seq``.
         sliding_cells: cells of one stream in a sliding-window layer; 0 without such layers.
         window_tokens: what one slot can hold.
         micro_batch_tokens: tokens computed at once.
+        state_planes: copies of a recurrent state for each slot: 1, and one for each token that may be
+            taken back.
     """
 
     context_tokens: int
+    slots: int
     streams: int
     stream_cells: int
     sliding_cells: int
     window_tokens: int
     micro_batch_tokens: int
+    state_planes: int = 1
 
     def cells(self, kind: LayerKind) -> int:
         """Cells of one stream in a layer of this kind."""
-        return self.sliding_cells if kind is LayerKind.SLIDING else self.stream_cells
+        match kind:
+            case LayerKind.SLIDING:
+                return self.sliding_cells
+            case LayerKind.FULL | LayerKind.LATENT:
+                return self.stream_cells
+        return 0
 
 
 def cache_shape(
-    facts: CheckpointFacts, *, context_tokens: int, parallel: int, batch_tokens: int, micro_batch_tokens: int
+    facts: CheckpointFacts,
+    *,
+    context_tokens: int,
+    parallel: int,
+    batch_tokens: int,
+    micro_batch_tokens: int,
+    unified: bool = False,
+    swa_full: bool = False,
+    rollback_tokens: int = 0,
 ) -> CacheShape:
     """The engine's own arithmetic from arguments to cells.
 
     The micro batch is limited by the context as given, before padding. Each slot gets its share of the
-    padded context, padded up again. A sliding layer keeps its window and one micro batch, never more than
-    the stream.
+    padded context, padded up again, or all slots share one pool. A sliding layer keeps the windows of the
+    sequences in its pool and one micro batch, never more than the stream.
 
     Args:
         facts: the checkpoint.
@@ -109,13 +134,16 @@ def cache_shape(
         parallel: ``--parallel``, 1 to 256.
         batch_tokens: ``-b``.
         micro_batch_tokens: ``-ub``.
+        unified: ``--kv-unified``.
+        swa_full: ``--swa-full``, which gives sliding layers the whole context.
+        rollback_tokens: longest draft that must be taken back; without effect on models that cannot.
 
     Raises:
         ValueError: an argument is not positive.
         LlmError: UNSUPPORTED_COMBINATION for more slots than the engine has; BAD_CHECKPOINT for sliding
             layers without a window.
     """
-    if min(context_tokens, parallel, batch_tokens, micro_batch_tokens) < 1:
+    if min(context_tokens, parallel, batch_tokens, micro_batch_tokens) < 1 or rollback_tokens < 0:
         raise ValueError("context, slots and batches are positive numbers")
     if parallel > MAX_SLOTS:
         raise LlmError(
@@ -126,7 +154,9 @@ def cache_shape(
             largest_parallel=MAX_SLOTS,
         )
     micro_batch = min(context_tokens, batch_tokens, micro_batch_tokens)
-    stream = round_up(round_up(context_tokens, CELL_PADDING_TOKENS) // parallel, CELL_PADDING_TOKENS)
+    padded = round_up(context_tokens, CELL_PADDING_TOKENS)
+    streams = 1 if unified else parallel
+    stream = round_up(padded // streams, CELL_PADDING_TOKENS)
     sliding = 0
     if any(layer.kind is LayerKind.SLIDING for layer in facts.layers):
         if facts.sliding_window_tokens < 1:
@@ -135,59 +165,191 @@ def cache_shape(
                 f"The {facts.architecture} model has sliding-window layers but no window size.",
                 hint="Download the model again, or choose another file.",
             )
-        sliding = round_up(min(stream, facts.sliding_window_tokens + micro_batch), CELL_PADDING_TOKENS)
+        windows = facts.sliding_window_tokens * (parallel if unified else 1)
+        sliding = stream if swa_full else round_up(min(stream, windows + micro_batch), CELL_PADDING_TOKENS)
     return CacheShape(
-        context_tokens=stream * parallel,
-        streams=parallel,
+        context_tokens=stream * streams,
+        slots=parallel,
+        streams=streams,
         stream_cells=stream,
         sliding_cells=sliding,
         window_tokens=min(stream, facts.trained_context_tokens),
         micro_batch_tokens=micro_batch,
+        state_planes=1 + (rollback_tokens if facts.rolls_back else 0),
     )
 
 
-def value_length(layer: LayerFacts) -> int:
-    """Values of one V head: K and V have the same number of heads."""
-    return layer.v_values // max(1, layer.k_values // layer.key_length)
-
-
 def layer_row_bytes(layer: LayerFacts, type_k: CacheType, type_v: CacheType) -> int:
-    """Bytes of one cell of one layer, K and V together."""
-    return type_k.row_bytes(layer.k_values) + type_v.row_bytes(layer.v_values)
+    """Bytes of one cell of one layer: K, V and, with a sparse-attention indexer, its keys."""
+    return (
+        type_k.row_bytes(layer.k_values)
+        + type_v.row_bytes(layer.v_values)
+        + type_k.row_bytes(layer.index_values)
+    )
 
 
-def kv_cache_bytes(facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType) -> int:
-    """Bytes of the whole KV cache: the row of every layer times its cells times the streams."""
+def layer_kv_bytes(
+    facts: CheckpointFacts,
+    layer: LayerFacts,
+    shape: CacheShape,
+    types: tuple[CacheType, CacheType],
+    *,
+    memory: Memory = Memory.HOST,
+    flash_attention: bool = True,
+) -> int:
+    """Bytes of the KV cache of one layer: its row times its cells times the streams.
+
+    CUDA lengthens each quantised tensor to rows of 512 values. Without flash attention every V row is as
+    wide as the widest.
+
+    Args:
+        facts: the checkpoint the layer belongs to.
+        layer: one of its layers.
+        shape: of the context.
+        types: of K and V.
+        memory: where the layer is.
+        flash_attention: ``-fa on``, as every launch has it.
+    """
+    cells = shape.cells(layer.kind) * shape.streams
+    v_values = layer.v_values if flash_attention or not layer.v_values else facts.widest_v_values
+    rows = ((types[0], layer.k_values), (types[1], v_values), (types[0], layer.index_values))
     return sum(
-        layer_row_bytes(layer, type_k, type_v) * shape.cells(layer.kind) * shape.streams
-        for layer in facts.layers
+        aligned(kind.row_bytes(values) * cells + _padding(kind, values, memory), memory)
+        for kind, values in rows
+        if values and cells
+    )
+
+
+def _padding(cache_type: CacheType, values: int, memory: Memory) -> int:
+    if memory is not Memory.CUDA:
+        return 0
+    return row_padding_bytes(values, cache_type.block_values, cache_type.block_bytes)
+
+
+def layer_state_bytes(layer: LayerFacts, shape: CacheShape, *, memory: Memory = Memory.HOST) -> int:
+    """Bytes of the recurrent state of one layer: all slots, all planes; independent of the context."""
+    rows = shape.slots * shape.state_planes * STATE_VALUE_BYTES
+    return aligned(layer.conv_values * rows, memory) + aligned(layer.state_values * rows, memory)
+
+
+def kv_cache_bytes(
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    memory: Memory = Memory.HOST,
+    flash_attention: bool = True,
+) -> int:
+    """Bytes of the KV cache of the trunk; see :func:`layer_kv_bytes`."""
+    return sum(
+        layer_kv_bytes(facts, layer, shape, (type_k, type_v), memory=memory, flash_attention=flash_attention)
+        for layer in facts.context_layers
+    )
+
+
+def state_bytes(facts: CheckpointFacts, shape: CacheShape, *, memory: Memory = Memory.HOST) -> int:
+    """Bytes of all recurrent states of the trunk; see :func:`layer_state_bytes`."""
+    return sum(layer_state_bytes(layer, shape, memory=memory) for layer in facts.trunk)
+
+
+def context_bytes(
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    memory: Memory = Memory.HOST,
+    flash_attention: bool = True,
+) -> int:
+    """What the engine reports as context: cache and states of the trunk."""
+    kv = kv_cache_bytes(facts, shape, type_k, type_v, memory=memory, flash_attention=flash_attention)
+    return kv + state_bytes(facts, shape, memory=memory)
+
+
+def draft_context_bytes(
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    memory: Memory = Memory.HOST,
+    flash_attention: bool = True,
+) -> int:
+    """Bytes of the draft context of a model that drafts for itself (``--spec-type draft-mtp``).
+
+    It has as many cells as the main context, only its own blocks keep any, and it has no states. Its types
+    are ``-ctkd`` and ``-ctvd``, f16 unless given.
+
+    Raises:
+        LlmError: UNSUPPORTED_COMBINATION for a model without blocks for multi-token prediction.
+    """
+    if not facts.has_mtp:
+        raise LlmError(
+            ErrorCode.UNSUPPORTED_COMBINATION,
+            f"{facts.title or facts.architecture} cannot draft for itself: its file has no blocks for"
+            " multi-token prediction that the engine would load.",
+            hint="Leave drafting off, or choose a file with such blocks.",
+        )
+    return sum(
+        layer_kv_bytes(facts, layer, shape, (type_k, type_v), memory=memory, flash_attention=flash_attention)
+        for layer in facts.mtp_layers
     )
 
 
 def context_checkpoint_bytes(
-    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    swa_full: bool = False,
 ) -> int:
-    """Bytes of one context checkpoint of one slot; 0 for a model without sliding layers, which makes none.
+    """Bytes of one context checkpoint of one slot; 0 for a model that can be cut anywhere, which makes none.
 
-    The engine saves the cells of the window of every sliding layer, with 12 bytes of bookkeeping for each
-    cell. Measured on Gemma-3-270M at q8_0: 3.991 MiB, formula 3.990.
+    The engine saves what it could not take back: the states of one sequence without their copies, and the
+    cells of the window of every sliding layer, with 12 bytes of bookkeeping for each cell. Measured on
+    Gemma-3-270M at q8_0: 3.991 MiB, formula 3.990; on a 0.8B hybrid 19.266 MiB, formula 19.266.
     """
+    states = STATE_VALUE_BYTES * sum(layer.conv_values + layer.state_values for layer in facts.trunk)
     rows = sum(
-        layer_row_bytes(layer, type_k, type_v) for layer in facts.layers if layer.kind is LayerKind.SLIDING
+        layer_row_bytes(layer, type_k, type_v) for layer in facts.trunk if layer.kind is LayerKind.SLIDING
     )
-    if rows == 0:
-        return 0
-    return min(shape.stream_cells, facts.sliding_window_tokens) * (rows + CHECKPOINT_CELL_BYTES)
+    if rows == 0 or swa_full:
+        return states
+    window = min(shape.stream_cells, facts.sliding_window_tokens)
+    return states + window * (rows + CHECKPOINT_CELL_BYTES)
 
 
-def check_cache_types(facts: CheckpointFacts, type_k: CacheType, type_v: CacheType) -> None:
+def check_cache_types(
+    facts: CheckpointFacts, type_k: CacheType, type_v: CacheType, *, flash_attention: bool = True
+) -> None:
     """Refuse the cache types with which the engine would give no context.
 
     Raises:
-        LlmError: UNSUPPORTED_COMBINATION when a head is no whole number of quantisation blocks.
+        LlmError: UNSUPPORTED_COMBINATION when a head is no whole number of quantisation blocks, when latent
+            attention has two types, and for a quantised V without flash attention.
     """
-    for layer in facts.layers:
-        heads = (("K", type_k, layer.key_length), ("V", type_v, value_length(layer)))
+    if facts.latent is not None and type_k is not type_v:
+        raise LlmError(
+            ErrorCode.UNSUPPORTED_COMBINATION,
+            f"The cache cannot be {type_k} for K and {type_v} for V: this {facts.architecture} model has latent"
+            " attention, which keeps both in one row.",
+            hint=f"Ask for {type_k} on both sides.",
+            cache_type_k=str(type_k),
+            cache_type_v=str(type_v),
+        )
+    if not flash_attention:
+        if type_v.is_quantised:
+            raise LlmError(
+                ErrorCode.UNSUPPORTED_COMBINATION,
+                f"The V cache cannot be {type_v} without flash attention.",
+                hint=f"Ask for cache type {CacheType.F16}.",
+                cache_type=str(type_v),
+            )
+        return
+    for layer in facts.trunk:
+        heads = (("K", type_k, layer.key_length), ("V", type_v, layer.value_length))
         for side, cache_type, head_values in heads:
             if head_values % cache_type.block_values:
                 raise LlmError(

@@ -8,22 +8,30 @@ T is the number of tokens of the graph, U = 4 T bytes one f32 value for each of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
-from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.facts import CheckpointFacts, Graph, LayerFacts, LayerKind
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.cache import CacheShape, CacheType, value_length
+from lllm3090d.planning.cache import CacheShape, CacheType
 from lllm3090d.planning.units import MIB, round_up
 
 F32_BYTES = 4
 F16_BYTES = 2
-DRAFT_TOKENS = 0  # no speculative decoding yet; the server asks for this many more outputs per slot
 RESIDUAL_COPIES = 4  # tensors of E values per token alive on both sides of the split between host and card
 CPU_RESIDUAL_COPIES = 5  # the same when everything is computed in one place
 ROTATION_LEAST_VALUES = 64  # a quantised cache is rotated when this divides the head size
 V_ROTATION_VALUES = 64  # side of the matrix that rotates V
+# Tensors as wide as the queries that are alive at once, where the plain rule does not hold; found in the graphs.
+QUERY_COPIES: Mapping[Graph, int] = MappingProxyType(
+    {Graph.GATED_ATTENTION: 5, Graph.THREE_QUERIES: 3, Graph.TWO_QUERIES: 2}
+)
+# Residuals that per-layer embeddings need beside them.
+PER_LAYER_RESIDUALS: Mapping[Graph, int] = MappingProxyType({Graph.PER_LAYER_EMBEDDINGS: 4, Graph.ALTUP: 5})
+ROTATED_MIXER_RESIDUALS = 4
+CPU_STATE_SLOTS = 4  # up to here the CPU computes Mamba-2 with one copy of the states
 MARGIN_PERCENT = 5  # with one E x U more, covers every dry run of the engine for these architectures
 
 # Memory of a process that no graph shows: device context, BLAS workspace, pools, recorded graphs.
@@ -32,24 +40,32 @@ MARGIN_PERCENT = 5  # with one E x U more, covers every dry run of the engine fo
 RUNTIME_BYTES: Mapping[Backend, int] = MappingProxyType(
     {Backend.CPU: 0, Backend.VULKAN: 410 * MIB, Backend.CUDA: 640 * MIB}
 )
+SECOND_CONTEXT_BYTES = 154 * MIB  # of the device, for the context of a draft
+# Host tensors that large batches copy to the card at once: found in dry runs with layers and experts there.
+HOST_TENSOR_COPIES = 2
 SLACK_BYTES = 128 * MIB  # judgement: what nobody has accounted for
 LONG_CONTEXT_SLACK_BYTES = 512 * MIB  # judgement: the same, where every error is multiplied by many tokens
 LONG_CONTEXT_TOKENS = 65_536
 PROCESS_BYTES = 300 * MIB  # host memory of a llama-server: code, heap, vocabulary, threads, HTTP; judgement
 
 
-def weights_on_card_bytes(facts: CheckpointFacts) -> int:
-    """Weights on a real card with all layers on it.
-
-    The token embedding stays in host memory; where the output is tied to it, a copy goes to the card.
-    """
-    tied_copy = facts.token_embedding_bytes if facts.output_is_tied else 0
-    return facts.weight_bytes - facts.token_embedding_bytes + tied_copy
-
-
 def graph_tokens(shape: CacheShape) -> int:
     """T: tokens of the largest graph, the same number for every slot."""
-    return round_up(min(shape.context_tokens, shape.micro_batch_tokens), shape.streams)
+    return round_up(min(shape.context_tokens, shape.micro_batch_tokens), shape.slots)
+
+
+def _rotation_bytes(layers: Sequence[LayerFacts], type_k: CacheType, type_v: CacheType) -> int:
+    """Matrices that rotate the rows of one quantised cache; heads of several lengths are not rotated."""
+    keys = {layer.key_length for layer in layers}
+    values = {layer.value_length for layer in layers if layer.v_values}
+    rotations = 0
+    if type_k.is_quantised and len(keys) == 1:
+        length = keys.pop()
+        side = length & -length  # the greatest power of two that divides it: the lowest bit that is set
+        rotations += side * side * F32_BYTES if side >= ROTATION_LEAST_VALUES else 0
+    if type_v.is_quantised and len(values) == 1 and values.pop() % V_ROTATION_VALUES == 0:
+        rotations += V_ROTATION_VALUES**2 * F32_BYTES
+    return rotations
 
 
 def mask_bytes(facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType) -> int:
@@ -57,41 +73,102 @@ def mask_bytes(facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, typ
 
     A stream sees its share of the tokens, so the masks of all streams together have cells x T values.
     """
-    kinds = {layer.kind for layer in facts.layers}
-    masks = sum(shape.cells(kind) for kind in kinds) * graph_tokens(shape) * F16_BYTES
-    rotations = 0
-    if type_k.is_quantised:
-        # The greatest power of two that divides every head: the lowest bit that is set in any of them.
-        side = min(layer.key_length & -layer.key_length for layer in facts.layers)
-        rotations += side * side * F32_BYTES if side >= ROTATION_LEAST_VALUES else 0
-    if type_v.is_quantised and all(value_length(layer) % V_ROTATION_VALUES == 0 for layer in facts.layers):
-        rotations += V_ROTATION_VALUES**2 * F32_BYTES
-    return masks + rotations * len(kinds)
+    size = 0
+    for kinds in ((LayerKind.FULL, LayerKind.LATENT), (LayerKind.SLIDING,)):
+        layers = [layer for layer in facts.trunk if layer.kind in kinds]
+        if layers:
+            size += shape.cells(kinds[0]) * graph_tokens(shape) * F16_BYTES
+            size += _rotation_bytes(layers, type_k, type_v)
+    return size
+
+
+def _values_bytes(shape: CacheShape, values: int) -> int:
+    """Bytes of so many f32 values for each token of the graph."""
+    return values * F32_BYTES * graph_tokens(shape)
 
 
 def _residual_bytes(facts: CheckpointFacts, shape: CacheShape, copies: int) -> int:
-    return copies * facts.embedding_length * F32_BYTES * graph_tokens(shape)
+    return _values_bytes(shape, copies * facts.embedding_length)
 
 
-def _feed_forward_bytes(facts: CheckpointFacts, shape: CacheShape) -> int:
-    """Gate, up and their product of the widest gated feed-forward network."""
-    widest = max(layer.feed_forward_length for layer in facts.layers)
-    return 3 * widest * F32_BYTES * graph_tokens(shape)
+def _feed_forward_values(facts: CheckpointFacts, layer: LayerFacts) -> int:
+    """Values per token of a feed-forward network: gate, up and their product, and what experts give back."""
+    dense = (3 if layer.feed_forward_gated else 2) * layer.feed_forward_length
+    used, width, embedding = layer.experts_used, layer.expert_length, facts.embedding_length
+    if not used:
+        return dense
+    if not layer.experts_gated:
+        return max(dense, used * width + (used + 1) * embedding)
+    # Where two expert rows are shorter than the embedding, the results do not fit into what they free.
+    results = used * embedding if 2 * width < embedding else 0
+    return max(dense, 3 * used * width + results)
 
 
-def _attention_bytes(facts: CheckpointFacts, shape: CacheShape) -> int:
-    """Widest queries; twice where they are wider than the embedding and get their own tensor."""
-    queries = max(layer.head_count * layer.key_length for layer in facts.layers)
-    tensors = 1 if queries <= facts.embedding_length else 2
-    return tensors * queries * F32_BYTES * graph_tokens(shape)
+def _state_values(facts: CheckpointFacts) -> int:
+    """Values per token of a state-space or linear-attention layer, without the state itself."""
+    widths = facts.state_space
+    if widths is None:
+        return 0
+    if not widths.groups:  # Mamba-1
+        return 4 * widths.inner + widths.heads + 2 * widths.state
+    channels = widths.inner + 2 * widths.groups * widths.state
+    if facts.rule.graph is Graph.GATED_ATTENTION:  # GatedDeltaNet
+        return 2 * channels + 2 * widths.inner
+    return widths.inner + channels + widths.heads + 2 * channels + widths.inner
 
 
-def logits_bytes(facts: CheckpointFacts, parallel: int) -> int:
+def _body_bytes(
+    facts: CheckpointFacts, shape: CacheShape, layers: Sequence[LayerFacts], *, on_cpu: bool = False
+) -> int:
+    """The widest feed-forward network or state-space part; the latter holds the states of all slots.
+
+    On the CPU, Mamba-1 keeps another row of its inner width, and Mamba-2 copies the states of many slots.
+    """
+    widths = facts.state_space
+    copies, more = 1, 0
+    if on_cpu and widths is not None and facts.rule.graph is not Graph.GATED_ATTENTION:
+        copies = 1 if shape.slots <= CPU_STATE_SLOTS or not widths.groups else 2
+        more = 0 if widths.groups else widths.inner
+    states = shape.slots * shape.state_planes * F32_BYTES * copies
+    return max(
+        max(
+            _values_bytes(shape, _feed_forward_values(facts, layer)),
+            _values_bytes(shape, _state_values(facts) + more) + states * layer.state_values
+            if layer.keeps_state
+            else 0,
+        )
+        for layer in layers
+    )
+
+
+def _attention_values(facts: CheckpointFacts) -> int:
+    """Queries of the widest layer, as often as they are alive at once; latent attention widens them."""
+    attending = [layer for layer in facts.trunk if layer.owns_kv or layer.kind is LayerKind.SHARED]
+    if not attending:
+        return 0
+    widest = max(attending, key=lambda layer: layer.head_count * layer.key_length)
+    queries = widest.head_count * widest.key_length
+    if facts.latent is not None:
+        compressed = facts.latent.rank + facts.latent.query_length - facts.latent.rotated_length
+        return queries + widest.head_count * compressed
+    copies = QUERY_COPIES.get(facts.rule.graph)
+    if copies is None:
+        # Queries wider than the embedding get a tensor of their own.
+        copies = 1 if queries <= facts.embedding_length else 2
+    return copies * queries
+
+
+def logits_bytes(facts: CheckpointFacts, outputs: int) -> int:
     """One f32 for each word of the vocabulary and each output; the server asks for one output per slot.
 
     ``llama-fit-params`` assumes a whole micro batch of outputs instead and reports far more.
     """
-    return parallel * (1 + DRAFT_TOKENS) * facts.vocabulary_size * F32_BYTES
+    return outputs * facts.vocabulary_size * F32_BYTES
+
+
+def server_outputs(shape: CacheShape, draft_tokens: int = 0) -> int:
+    """Outputs of one micro batch: one for each slot, and one more for each token of a draft."""
+    return shape.slots * (1 + draft_tokens)
 
 
 def f16_copies_bytes(
@@ -101,31 +178,94 @@ def f16_copies_bytes(
     if backend is not Backend.CUDA:
         return 0
 
-    def values(k_values: int, v_values: int) -> int:
-        return (k_values if type_k is not CacheType.F16 else 0) + (
-            v_values if type_v is not CacheType.F16 else 0
+    def values(layer: LayerFacts) -> int:
+        return (layer.k_values if type_k is not CacheType.F16 else 0) + (
+            layer.v_values if type_v is not CacheType.F16 else 0
         )
 
     return max(
-        shape.cells(layer.kind) * shape.streams * F16_BYTES * values(layer.k_values, layer.v_values)
-        for layer in facts.layers
+        (shape.cells(layer.kind) * shape.streams * F16_BYTES * values(layer) for layer in facts.trunk),
+        default=0,
     )
 
 
+def _per_layer_embeddings_bytes(facts: CheckpointFacts, shape: CacheShape, residuals: int) -> int:
+    """Embeddings of their own that the layers get: all of them at once, and some residuals more."""
+    each = facts.per_layer_embedding_values
+    if not each:
+        return 0
+    return _values_bytes(shape, each * len(facts.trunk) + residuals * facts.embedding_length)
+
+
+def _check_graph(facts: CheckpointFacts) -> None:
+    if facts.rule.graph is Graph.NONE:
+        raise LlmError(
+            ErrorCode.UNSUPPORTED_ARCHITECTURE,
+            f"What {facts.architecture} needs to compute cannot be priced:"
+            " nobody has found a formula for its graph.",
+            hint="Choose a model of another architecture.",
+            architecture=facts.architecture,
+        )
+
+
+def _widest_bytes(
+    facts: CheckpointFacts, shape: CacheShape, outputs: int, *, copies_bytes: int = 0, on_cpu: bool = False
+) -> int:
+    """The largest of body, attention and logits; where both mixers run side by side, their sum."""
+    body = _body_bytes(facts, shape, facts.trunk, on_cpu=on_cpu)
+    attention = _values_bytes(shape, _attention_values(facts)) + copies_bytes
+    if facts.latent is not None and copies_bytes:  # the copied rows need queries of their own
+        attention += _values_bytes(shape, max(layer.head_count * layer.key_length for layer in facts.trunk))
+    mixers = body + attention if _has_parallel_mixers(facts) else max(body, attention)
+    return max(mixers, logits_bytes(facts, outputs))
+
+
+def _has_parallel_mixers(facts: CheckpointFacts) -> bool:
+    return any(layer.owns_kv and layer.keeps_state for layer in facts.trunk)
+
+
+def _rotated_mixers_bytes(
+    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
+) -> int:
+    """What rotating a quantised cache keeps alive beside a state-space mixer; found with large batches."""
+    if not _has_parallel_mixers(facts) or not (type_k.is_quantised or type_v.is_quantised):
+        return 0
+    return _residual_bytes(facts, shape, ROTATED_MIXER_RESIDUALS)
+
+
 def card_compute_bytes(
-    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType, backend: Backend
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    backend: Backend,
+    *,
+    outputs: int | None = None,
 ) -> int:
     """Compute buffer on a real card with all layers on it.
 
-    M + 4 E U + max(feed-forward, attention + f16 copies, logits), with M of :func:`mask_bytes`.
+    M + 4 E U + max(body, attention + f16 copies, logits), with M of :func:`mask_bytes`.
+
+    Args:
+        facts: the checkpoint.
+        shape: of the context.
+        type_k, type_v: of the cache.
+        backend: of the card.
+        outputs: of a micro batch; None for what the server asks for without drafting.
+
+    Raises:
+        LlmError: UNSUPPORTED_ARCHITECTURE where there is no formula.
     """
+    _check_graph(facts)
+    copies = f16_copies_bytes(facts, shape, type_k, type_v, backend)
+    residuals = PER_LAYER_RESIDUALS.get(facts.rule.graph, 0)
     return (
         mask_bytes(facts, shape, type_k, type_v)
         + _residual_bytes(facts, shape, RESIDUAL_COPIES)
-        + max(
-            _feed_forward_bytes(facts, shape),
-            _attention_bytes(facts, shape) + f16_copies_bytes(facts, shape, type_k, type_v, backend),
-            logits_bytes(facts, shape.streams),
+        + _per_layer_embeddings_bytes(facts, shape, residuals)
+        + (_rotated_mixers_bytes(facts, shape, type_k, type_v) if backend is not Backend.CUDA else 0)
+        + _widest_bytes(
+            facts, shape, server_outputs(shape) if outputs is None else outputs, copies_bytes=copies
         )
     )
 
@@ -134,21 +274,45 @@ def host_compute_bytes(
     facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
 ) -> int:
     """Compute buffer in pinned host memory beside a real card: M + 4 E U."""
-    return mask_bytes(facts, shape, type_k, type_v) + _residual_bytes(facts, shape, RESIDUAL_COPIES)
+    return (
+        mask_bytes(facts, shape, type_k, type_v)
+        + _residual_bytes(facts, shape, RESIDUAL_COPIES)
+        + _per_layer_embeddings_bytes(facts, shape, 1)
+    )
 
 
 def cpu_compute_bytes(
-    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    outputs: int | None = None,
 ) -> int:
-    """Compute buffer without a card: M + 5 E U + max(feed-forward, attention, logits)."""
+    """Compute buffer without a card: M + 5 E U + max(body, attention, logits); as on a card otherwise."""
+    _check_graph(facts)
+    residuals = PER_LAYER_RESIDUALS.get(facts.rule.graph, 0)
     return (
         mask_bytes(facts, shape, type_k, type_v)
         + _residual_bytes(facts, shape, CPU_RESIDUAL_COPIES)
-        + max(
-            _feed_forward_bytes(facts, shape),
-            _attention_bytes(facts, shape),
-            logits_bytes(facts, shape.streams),
-        )
+        + _per_layer_embeddings_bytes(facts, shape, residuals)
+        + _widest_bytes(facts, shape, server_outputs(shape) if outputs is None else outputs, on_cpu=True)
+    )
+
+
+def draft_compute_bytes(
+    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType, backend: Backend
+) -> int:
+    """Upper bound of the compute buffer of a draft context: M + 4 E U + the widest of its own blocks."""
+    _check_graph(facts)
+    layers = facts.mtp_layers
+    own = replace(facts, layers=tuple(replace(layer, is_mtp=False) for layer in layers))
+    residuals = CPU_RESIDUAL_COPIES if backend is Backend.CPU else RESIDUAL_COPIES
+    copies = f16_copies_bytes(own, shape, type_k, type_v, backend)
+    return (
+        mask_bytes(own, shape, type_k, type_v)
+        + _residual_bytes(facts, shape, residuals)
+        + _widest_bytes(own, shape, shape.slots, copies_bytes=copies, on_cpu=backend is Backend.CPU)
     )
 
 

@@ -1,20 +1,23 @@
-"""The engine's own figures of ``tests/data/engine_truth_subset.json``, and the facts of the models in it."""
+"""The engine's own figures of ``tests/data/engine_truth.json.gz``, and the facts of the models in it."""
 
 from __future__ import annotations
 
+import gzip
 import json
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind
+from lllm3090d.checkpoints.facts import CheckpointFacts, Graph, read_facts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning.cache import CacheShape, CacheType, cache_shape
+from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.quote import PlanPolicy
+from tests.fakes.model_files import published, write
 
-DATA = Path(__file__).parent.parent / "data" / "engine_truth_subset.json"
-GEMMA3_PERIOD = 6  # every sixth layer of gemma3 attends to everything
+DATA = Path(__file__).parent.parent / "data"
 
 POLICY = PlanPolicy(
     cache_type=CacheType.Q8_0,
@@ -28,23 +31,31 @@ POLICY = PlanPolicy(
 
 @dataclass(frozen=True, slots=True)
 class TruthRow:
-    """One dry run of the engine; bytes and tokens."""
+    """One dry run of the engine; bytes and tokens. Figures are 0 where it refused."""
 
     model: str
     source: str
     backend: Backend
+    mtp: bool
     context: int
     cache_type_k: CacheType
     cache_type_v: CacheType
     parallel: int
     batch: int
     micro_batch: int
+    flash_attention: bool
+    swa_full: bool
+    unified: bool
     outputs: int
+    rollback_tokens: int
+    embeddings: bool
+    draft_context: bool
+    refused: bool
     n_ctx: int
     n_ctx_seq: int
     context_bytes: int
-    model_card_bytes: int
-    model_host_bytes: int
+    weights_card_bytes: int
+    weights_host_bytes: int
     compute_card_bytes: int
     compute_host_bytes: int
 
@@ -62,64 +73,116 @@ class TruthRow:
             parallel=self.parallel,
             batch_tokens=self.batch,
             micro_batch_tokens=self.micro_batch,
+            unified=self.unified,
+            swa_full=self.swa_full,
+            rollback_tokens=self.rollback_tokens,
         )
 
+    @property
+    def cache_types(self) -> tuple[CacheType, CacheType]:
+        """Of K and V."""
+        return self.cache_type_k, self.cache_type_v
 
-@cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
-    return document
+    @property
+    def placement(self) -> Placement:
+        """Everything on the card."""
+        return Placement(with_mtp=self.mtp)
+
+    @property
+    def graph_outputs(self) -> int:
+        """Outputs of a micro batch; without a limit the engine plans for all of its tokens."""
+        return self.outputs or self.shape.micro_batch_tokens
+
+    def __str__(self) -> str:
+        words = [self.model, self.source, str(self.backend), str(self.context)]
+        words += [f"{self.cache_type_k}-{self.cache_type_v}", f"np{self.parallel}", f"ub{self.micro_batch}"]
+        flags = ("mtp", "swa_full", "unified", "embeddings", "draft_context")
+        words += [flag for flag in flags if getattr(self, flag)]
+        return "-".join(words + ([] if self.flash_attention else ["no_fa"]))
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRow:
+    """One dry run with a part of the layers on a stand-in card."""
+
+    model: str
+    backend: Backend
+    layers_on_card: int
+    expert_layers_on_host: int
+    mtp: bool
+    weights_card_bytes: int
+    weights_host_bytes: int
+    context_card_bytes: int
+    context_host_bytes: int
+    compute_card_bytes: int
+    compute_host_bytes: int
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        """The model of the row."""
+        return facts_of(self.model)
+
+    @property
+    def placement(self) -> Placement:
+        """What was on the card."""
+        return Placement(
+            layers_on_card=self.layers_on_card,
+            expert_layers_on_host=self.expert_layers_on_host,
+            with_mtp=self.mtp,
+        )
+
+    @property
+    def shape(self) -> CacheShape:
+        """The same for all rows."""
+        return cache_shape(
+            self.facts, context_tokens=8192, parallel=2, batch_tokens=2048, micro_batch_tokens=512
+        )
+
+    def __str__(self) -> str:
+        mtp = "-mtp" if self.mtp else ""
+        return f"{self.model}-{self.backend}-ngl{self.layers_on_card}-ncmoe{self.expert_layers_on_host}{mtp}"
+
+
+PARTIAL_CACHE_TYPES = (CacheType.Q8_0, CacheType.Q8_0)
+_READERS = {"Backend": Backend, "CacheType": CacheType, "bool": bool, "int": int, "str": str}
+
+
+def _rows(kind: type[Any], document: dict[str, Any]) -> tuple[Any, ...]:
+    names = [field.name for field in fields(kind)]
+    assert document["columns"] == names
+    readers = [_READERS[str(field.type)] for field in fields(kind)]
+    return tuple(
+        kind(*(read(value) for read, value in zip(readers, row, strict=True))) for row in document["rows"]
+    )
 
 
 @cache
 def truth_rows() -> tuple[TruthRow, ...]:
     """All rows."""
-    rows = []
-    for values in _document()["rows"]:
-        row = dict(zip(_document()["columns"], values, strict=True))
-        row["backend"] = Backend(row["backend"])
-        row["cache_type_k"] = CacheType(row["cache_type_k"])
-        row["cache_type_v"] = CacheType(row["cache_type_v"])
-        rows.append(TruthRow(**row))
-    return tuple(rows)
+    return _rows(TruthRow, json.loads(gzip.decompress((DATA / "engine_truth.json.gz").read_bytes())))
 
 
+@cache
+def partial_rows() -> tuple[PartialRow, ...]:
+    """All rows with a part of the layers on the card."""
+    text = (DATA / "partial_placements.json").read_text(encoding="utf-8")
+    return _rows(PartialRow, json.loads(text))
+
+
+@cache
 def model_names() -> tuple[str, ...]:
-    """The models of the file."""
-    return tuple(_document()["models"])
+    """The models of the rows."""
+    return tuple(dict.fromkeys(row.model for row in truth_rows()))
 
 
 @cache
 def facts_of(model: str) -> CheckpointFacts:
-    """The facts of a model, from its dimensions."""
-    dims = _document()["models"][model]
-    window = dims["sliding_window_tokens"]
-    layers = []
-    for index, weight_bytes in enumerate(dims["layer_weight_bytes"]):
-        slides = window > 0 and index % GEMMA3_PERIOD != GEMMA3_PERIOD - 1
-        layers.append(
-            LayerFacts(
-                kind=LayerKind.SLIDING if slides else LayerKind.FULL,
-                head_count=dims["head_count"],
-                key_length=dims["key_length"],
-                k_values=dims["head_count_kv"] * dims["key_length"],
-                v_values=dims["head_count_kv"] * dims["value_length"],
-                feed_forward_length=dims["feed_forward_length"],
-                weight_bytes=weight_bytes,
-            )
-        )
-    return CheckpointFacts(
-        architecture=dims["architecture"],
-        title=model,
-        quantisation=dims["quantisation"],
-        trained_context_tokens=dims["trained_context_tokens"],
-        embedding_length=dims["embedding_length"],
-        vocabulary_size=dims["vocabulary_size"],
-        sliding_window_tokens=window,
-        layers=tuple(layers),
-        token_embedding_bytes=dims["token_embedding_bytes"],
-        output_bytes=dims["output_bytes"],
-        other_bytes=dims["other_bytes"],
-        file_bytes=0,
-        has_chat_template=False,
-    )
+    """The facts of a model, read from a file with its dimensions."""
+    with tempfile.TemporaryDirectory() as folder:
+        return read_facts([write(Path(folder) / f"{model}.gguf", published()[model])])
+
+
+@cache
+def priced_models() -> tuple[str, ...]:
+    """The models whose every term has a formula."""
+    return tuple(name for name in model_names() if facts_of(name).rule.graph is not Graph.NONE)

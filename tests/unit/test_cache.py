@@ -13,6 +13,7 @@ from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType
+from lllm3090d.planning.placement import memory_of
 from tests.unit.engine_truth import TruthRow, facts_of, model_names, truth_rows
 
 pytestmark = pytest.mark.unit
@@ -33,29 +34,112 @@ def shape_of(facts: CheckpointFacts, context: int, parallel: int = 1, micro_batc
     )
 
 
-def row_name(row: TruthRow) -> str:
-    types = f"{row.cache_type_k}-{row.cache_type_v}"
-    return (
-        f"{row.model}-{row.source}-{row.backend}-{row.context}-{types}-np{row.parallel}-ub{row.micro_batch}"
-    )
-
-
 def test_the_engine_told_us_enough() -> None:
-    """The truth holds every model on every kind of device: the tests below cannot pass by being empty."""
+    """The truth holds what it should: the tests below cannot pass by being empty."""
+    assert len(truth_rows()) == 1822
+    encoders = {"embeddinggemma-300m", "nomic-embed-text-v1.5", "bge-large-en"}
     seen = {(row.model, row.backend) for row in truth_rows()}
     backends = (Backend.CPU, Backend.CUDA, Backend.VULKAN)
-    assert seen == {(model, backend) for model in model_names() for backend in backends}
-    assert {facts_of(model).architecture for model in model_names()} == {"llama", "qwen2", "qwen3", "gemma3"}
-    assert len(truth_rows()) > 300
+    assert seen >= {(model, backend) for model in set(model_names()) - encoders for backend in backends}
+    assert len({facts_of(model).architecture for model in model_names()}) == 23
+    assert sum(row.refused for row in truth_rows()) == 2
+    for flag in ("unified", "swa_full", "draft_context", "rollback_tokens", "mtp"):
+        assert any(getattr(row, flag) for row in truth_rows()), flag
+    assert not all(row.flash_attention for row in truth_rows())
 
 
-@pytest.mark.parametrize("row", truth_rows(), ids=row_name)
-def test_cells_and_bytes_are_the_engines(row: TruthRow) -> None:
-    """Context and split are equal; bytes are equal on CPU and Vulkan, and short of CUDA's padding only."""
-    assert (row.shape.context_tokens, row.shape.stream_cells) == (row.n_ctx, row.n_ctx_seq)
-    ours = cache.kv_cache_bytes(row.facts, row.shape, row.cache_type_k, row.cache_type_v)
-    padding = CUDA_PADDING_BYTES if row.backend is Backend.CUDA else 0
-    assert 0 <= row.context_bytes - ours <= padding
+def context_of(row: TruthRow) -> int:
+    """Our figure for the row."""
+    make = cache.draft_context_bytes if row.draft_context else cache.context_bytes
+    memory = memory_of(row.backend)
+    return make(row.facts, row.shape, *row.cache_types, memory=memory, flash_attention=row.flash_attention)
+
+
+@pytest.mark.parametrize("model", model_names())
+def test_cells_and_bytes_are_the_engines(model: str) -> None:
+    """Context and split, and the bytes of the context, the padding of CUDA included, are equal."""
+    for row in truth_rows():
+        if row.model == model and not row.refused:
+            assert (row.shape.context_tokens, row.shape.stream_cells) == (row.n_ctx, row.n_ctx_seq), str(row)
+            assert context_of(row) == row.context_bytes, str(row)
+
+
+def test_what_the_engine_refuses_is_refused_and_nothing_else() -> None:
+    for row in truth_rows():
+        facts, types = row.facts, row.cache_types
+        if row.refused:
+            with pytest.raises(LlmError, match="latent attention") as caught:
+                cache.check_cache_types(facts, *types, flash_attention=row.flash_attention)
+            assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+        else:
+            cache.check_cache_types(facts, *types, flash_attention=row.flash_attention)
+
+
+def test_without_a_card_padding_nobody_pads() -> None:
+    """What CUDA adds to a cache is below 40 kB, and nothing where rows are whole."""
+    for row in truth_rows():
+        if row.backend is Backend.CUDA and not row.draft_context:
+            host = cache.context_bytes(
+                row.facts, row.shape, *row.cache_types, flash_attention=row.flash_attention
+            )
+            assert 0 <= row.context_bytes - host <= CUDA_PADDING_BYTES
+
+
+def test_a_quantised_v_needs_flash_attention() -> None:
+    facts = facts_of("llama-3.1-8b")
+    cache.check_cache_types(facts, CacheType.Q8_0, CacheType.F16, flash_attention=False)
+    with pytest.raises(LlmError, match="without flash attention"):
+        cache.check_cache_types(facts, CacheType.F16, CacheType.Q8_0, flash_attention=False)
+
+
+def test_a_draft_context_needs_blocks_for_it() -> None:
+    facts = facts_of("llama-3.1-8b")
+    with pytest.raises(LlmError, match="cannot draft for itself") as caught:
+        cache.draft_context_bytes(facts, shape_of(facts, 8192), CacheType.F16, CacheType.F16)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"),
+    [
+        ("qwen3.5-27b", 149.62),
+        ("qwen3.5-35b-a3b-mtp", 62.81),
+        ("qwen3-next-80b-a3b", 75.38),
+        ("lfm2-1.2b", 0.16),
+        ("nemotron-nano-9b-v2", 138.80),
+        ("granite-4.0-h-tiny", 55.37),
+        ("mamba-codestral-7b", 263.50),
+    ],
+)
+def test_states_cost_the_same_at_every_context(model: str, mib: float) -> None:
+    """MiB per slot; also the size of a context checkpoint, which holds one sequence without its copies."""
+    facts = facts_of(model)
+    for context in (4096, 65_536):
+        shape = shape_of(facts, context)
+        assert cache.state_bytes(facts, shape) / (1 << 20) == pytest.approx(mib, abs=0.01)
+        checkpoint = cache.context_checkpoint_bytes(facts, shape, CacheType.F16, CacheType.F16)
+        assert checkpoint == cache.state_bytes(facts, shape)
+    two = cache.cache_shape(
+        facts, context_tokens=8192, parallel=2, batch_tokens=2048, micro_batch_tokens=512, rollback_tokens=3
+    )
+    planes = 4 if facts.rolls_back else 1
+    assert cache.state_bytes(facts, two) == 2 * planes * cache.state_bytes(facts, shape_of(facts, 8192))
+
+
+def test_a_shared_pool_is_not_cut() -> None:
+    """One stream of the whole context; sliding layers keep the windows of all slots and one batch."""
+    facts = facts_of(GEMMA_27B)
+
+    def shape(**options: bool) -> CacheShape:
+        return cache.cache_shape(
+            facts, context_tokens=32_768, parallel=4, batch_tokens=2048, micro_batch_tokens=512, **options
+        )
+
+    unified, split = shape(unified=True), shape()
+    assert (unified.streams, unified.slots, unified.stream_cells) == (1, 4, 32_768)
+    assert unified.window_tokens == 4 * split.window_tokens
+    assert (unified.sliding_cells, 4 * split.sliding_cells) == (4608, 6144)
+    assert shape(swa_full=True).sliding_cells == 8192
 
 
 @pytest.mark.parametrize(
@@ -151,20 +235,45 @@ def test_rows_of_every_type(cache_type: CacheType, expected: int) -> None:
     context=st.integers(1, 1 << 20),
     more=st.integers(0, 1 << 20),
     slots=st.integers(1, 16),
-    cache_type=st.sampled_from(CacheType),
+    types=st.tuples(st.sampled_from(CacheType), st.sampled_from(CacheType)),
+    unified=st.booleans(),
+    swa_full=st.booleans(),
+    rollback=st.integers(0, 4),
 )
-def test_more_context_or_slots_never_cost_less(
-    *, model: str, context: int, more: int, slots: int, cache_type: CacheType
+def test_more_context_slots_or_window_never_cost_less(
+    *,
+    model: str,
+    context: int,
+    more: int,
+    slots: int,
+    types: tuple[CacheType, CacheType],
+    unified: bool,
+    swa_full: bool,
+    rollback: int,
 ) -> None:
     """Slots are compared at the same window, one slot and several."""
     facts = facts_of(model)
 
-    def kv_bytes(window: int, parallel: int) -> int:
-        shape = shape_of(facts, window * parallel, parallel)
-        return cache.kv_cache_bytes(facts, shape, cache_type, cache_type)
+    def context_bytes(window: int, parallel: int, of: CheckpointFacts = facts) -> int:
+        shape = cache.cache_shape(
+            of,
+            context_tokens=window * parallel,
+            parallel=parallel,
+            batch_tokens=2048,
+            micro_batch_tokens=512,
+            unified=unified,
+            swa_full=swa_full,
+            rollback_tokens=rollback,
+        )
+        return cache.context_bytes(of, shape, *types)
 
-    assert kv_bytes(context, slots) <= kv_bytes(context + more, slots)
-    assert kv_bytes(context, slots) < kv_bytes(context, slots + 1)
+    here = context_bytes(context, slots)
+    assert here <= context_bytes(context + more, slots)
+    assert here <= context_bytes(context, slots + 1)
+    assert (here == 0) is not facts.keeps_context
+    if facts.sliding_window_tokens:
+        wider = replace(facts, sliding_window_tokens=facts.sliding_window_tokens + more)
+        assert here <= context_bytes(context, slots, wider)
 
 
 def test_context_checkpoints_are_those_measured() -> None:
@@ -184,7 +293,13 @@ def test_models_without_a_window_make_no_checkpoints() -> None:
 
 def with_heads(facts: CheckpointFacts, key_length: int, value_length: int) -> CheckpointFacts:
     layers = tuple(
-        replace(layer, key_length=key_length, k_values=2 * key_length, v_values=2 * value_length)
+        replace(
+            layer,
+            key_length=key_length,
+            value_length=value_length,
+            k_values=2 * key_length,
+            v_values=2 * value_length,
+        )
         for layer in facts.layers
     )
     return replace(facts, layers=layers)

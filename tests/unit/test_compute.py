@@ -13,61 +13,75 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import compute
 from lllm3090d.planning.cache import CacheShape, CacheType, cache_shape
 from lllm3090d.planning.units import MIB
-from tests.unit.engine_truth import TruthRow, facts_of, model_names, truth_rows
-from tests.unit.test_cache import row_name
+from tests.unit.engine_truth import TruthRow, facts_of, priced_models, truth_rows
 
 pytestmark = pytest.mark.unit
 
-WEIGHT_PADDING_BYTES = MIB // 8  # CUDA rounds quantised rows up to 512 values
-SERVER_ROWS = tuple(row for row in truth_rows() if row.outputs == row.parallel)
-CARD_ROWS = tuple(row for row in SERVER_ROWS if row.backend is not Backend.CPU)
+# Rows whose graph we have a formula for, as a launch has them.
+GRAPH_ROWS = tuple(
+    row
+    for row in truth_rows()
+    if row.model in priced_models()
+    and row.flash_attention
+    and not (row.refused or row.draft_context or row.embeddings)
+)
+DRAFT_ROWS = tuple(row for row in truth_rows() if row.draft_context and row.flash_attention)
 
 
 def graph_bytes(row: TruthRow) -> int:
+    facts, shape, types, outputs = row.facts, row.shape, row.cache_types, row.graph_outputs
     if row.backend is Backend.CPU:
-        return compute.cpu_compute_bytes(row.facts, row.shape, row.cache_type_k, row.cache_type_v)
-    return compute.card_compute_bytes(row.facts, row.shape, row.cache_type_k, row.cache_type_v, row.backend)
+        return compute.cpu_compute_bytes(facts, shape, *types, outputs=outputs)
+    return compute.card_compute_bytes(facts, shape, *types, row.backend, outputs=outputs)
 
 
 def engine_bytes(row: TruthRow) -> int:
     return row.compute_host_bytes if row.backend is Backend.CPU else row.compute_card_bytes
 
 
-def test_there_are_rows_with_the_servers_outputs() -> None:
-    assert {row.model for row in CARD_ROWS} == set(model_names())
-    assert {row.parallel for row in SERVER_ROWS} >= {1, 4}
-    assert any(row.backend is Backend.CPU for row in SERVER_ROWS)
+def test_there_are_rows_enough() -> None:
+    assert len(GRAPH_ROWS) > 1500
+    assert {row.model for row in GRAPH_ROWS} == set(priced_models())
+    assert len({row.model for row in DRAFT_ROWS}) == 3
 
 
-@pytest.mark.parametrize("row", SERVER_ROWS, ids=row_name)
-def test_the_graph_is_never_short_once_the_margin_is_added(row: TruthRow) -> None:
-    """And the formula alone is within 6 % below and never above the engine."""
-    formula, engine = graph_bytes(row), engine_bytes(row)
-    assert 0.94 * engine <= formula <= engine
-    charged = formula + compute.compute_margin_bytes(row.facts, row.shape, formula)
-    assert engine <= charged <= 1.3 * engine
+@pytest.mark.parametrize("model", priced_models())
+def test_the_graph_is_never_short_once_the_margin_is_added(model: str) -> None:
+    """And it is never half as much again: lfm2 on the CPU reuses the masks for its logits."""
+    for row in (row for row in GRAPH_ROWS if row.model == model):
+        formula, engine = graph_bytes(row), engine_bytes(row)
+        charged = formula + compute.compute_margin_bytes(row.facts, row.shape, formula)
+        assert engine <= charged <= 1.6 * engine, f"{row}: {charged} for {engine}"
 
 
 def test_the_formula_is_close_to_the_engine() -> None:
-    errors = [graph_bytes(row) / engine_bytes(row) - 1 for row in SERVER_ROWS]
+    errors = sorted(graph_bytes(row) / engine_bytes(row) - 1 for row in GRAPH_ROWS)
     assert abs(statistics.median(errors)) < 0.0005
+    assert errors[len(errors) // 20] > -0.03
+    assert errors[-len(errors) // 20] < 0.06
 
 
-@pytest.mark.parametrize("row", CARD_ROWS, ids=row_name)
-def test_the_pinned_part_of_the_graph(row: TruthRow) -> None:
+@pytest.mark.parametrize("model", priced_models())
+def test_the_pinned_part_of_the_graph(model: str) -> None:
     """Pinned memory is within half a per cent of the engine's."""
-    ours = compute.host_compute_bytes(row.facts, row.shape, row.cache_type_k, row.cache_type_v)
-    assert 0.995 * row.compute_host_bytes <= ours <= row.compute_host_bytes
+    for row in (row for row in GRAPH_ROWS if row.model == model and row.backend is not Backend.CPU):
+        ours = compute.host_compute_bytes(row.facts, row.shape, *row.cache_types)
+        assert 0.995 * row.compute_host_bytes <= ours <= row.compute_host_bytes * 1.0005, str(row)
 
 
-@pytest.mark.parametrize("row", truth_rows(), ids=row_name)
-def test_weights_are_where_the_engine_puts_them(row: TruthRow) -> None:
-    if row.backend is Backend.CPU:
-        assert row.facts.weight_bytes == row.model_host_bytes
-        return
-    padding = WEIGHT_PADDING_BYTES if row.backend is Backend.CUDA else 0
-    assert 0 <= row.model_card_bytes - compute.weights_on_card_bytes(row.facts) <= padding
-    assert row.model_host_bytes == row.facts.token_embedding_bytes
+def test_the_graph_of_a_draft_is_bounded() -> None:
+    """The bound is never short and at most half as much again."""
+    for row in DRAFT_ROWS:
+        bound = compute.draft_compute_bytes(row.facts, row.shape, *row.cache_types, row.backend)
+        assert engine_bytes(row) <= bound <= 1.55 * engine_bytes(row), str(row)
+
+
+@pytest.mark.parametrize("model", ["embeddinggemma-300m", "bge-large-en"])
+def test_an_encoder_is_not_priced(model: str) -> None:
+    facts = facts_of(model)
+    with pytest.raises(LlmError, match="cannot be priced") as caught:
+        compute.cpu_compute_bytes(facts, shape_of(facts, 512), CacheType.F16, CacheType.F16)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_ARCHITECTURE
 
 
 def shape_of(facts: CheckpointFacts, context: int, parallel: int = 1) -> CacheShape:
@@ -100,7 +114,9 @@ def test_only_cuda_copies_a_cache_that_is_not_f16() -> None:
 def test_rotation_needs_heads_of_64() -> None:
     """A head of 96 values is quantised without rotation, so its inputs are the mask alone."""
     facts = facts_of("llama-3.1-8b")
-    layers = tuple(replace(layer, key_length=96, k_values=768, v_values=768) for layer in facts.layers)
+    layers = tuple(
+        replace(layer, key_length=96, value_length=96, k_values=768, v_values=768) for layer in facts.layers
+    )
     odd = replace(facts, layers=layers)
     shape = shape_of(odd, 4096)
     plain = compute.mask_bytes(odd, shape, CacheType.F16, CacheType.F16)
@@ -137,10 +153,3 @@ def test_the_workspace_floor_charges_only_the_difference() -> None:
     assert compute.workspace_missing_bytes(1000 * MIB, 1024) == 24 * MIB
     assert compute.workspace_missing_bytes(1024 * MIB, 1024) == 0
     assert compute.workspace_missing_bytes(3000 * MIB, 1024) == 0
-
-
-def test_a_tied_output_is_copied_to_the_card() -> None:
-    tied, untied = facts_of("smollm2-135m"), facts_of("llama-3.1-8b")
-    assert tied.output_is_tied and not untied.output_is_tied
-    assert compute.weights_on_card_bytes(tied) == tied.weight_bytes
-    assert compute.weights_on_card_bytes(untied) == untied.weight_bytes - untied.token_embedding_bytes

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from lllm3090d.checkpoints import facts as facts_module
-from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache, LayerKind, read_facts
+from lllm3090d.checkpoints.architectures import ARCHITECTURES, REFUSED
+from lllm3090d.checkpoints.facts import (
+    CheckpointFacts,
+    FactsCache,
+    LayerFacts,
+    LayerKind,
+    RopeFacts,
+    read_facts,
+)
 from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.gguf_files import (
     Tensor,
@@ -56,13 +64,24 @@ def test_llama_in_full(tmp_path: Path) -> None:
         embedding_length=64,
         vocabulary_size=256,
         sliding_window_tokens=0,
-        layers=(facts_module.LayerFacts(F, 4, 16, 32, 32, 128, block),) * 2,
-        token_embedding_bytes=64 * 256 // 32 * 34,
-        output_bytes=64 * 256 // 32 * 34,
-        other_bytes=64 * 4,
+        layers=facts.layers,
+        tables=facts.tables,
         file_bytes=path.stat().st_size,
         has_chat_template=True,
+        widest_v_values=32,
+        rope=RopeFacts(10_000.0, 16, "none", 1.0, 4096),
     )
+    assert len(facts.layers) == 2
+    layer = facts.layers[0]
+    assert (
+        layer == facts.layers[1] == LayerFacts(F, 4, 16, 16, 32, 32, layer.weights, feed_forward_length=128)
+    )
+    assert layer.weight_bytes == block
+    assert layer.weights.attention.stored == (2 * 64 * 64 + 2 * 64 * 32) // 32 * 34
+    assert layer.weights.feed_forward.stored == 3 * 64 * 128 // 32 * 34
+    assert layer.weights.other.stored == 2 * 64 * 4
+    assert facts.token_embedding_bytes == facts.output_bytes == 64 * 256 // 32 * 34
+    assert facts.tables.output_other.stored == 64 * 4
     assert not facts.output_is_tied
     assert facts.weight_bytes == 2 * block + 2 * 17408 + 256
 
@@ -230,18 +249,27 @@ def test_bad_texts_and_counts(tmp_path: Path) -> None:
         assert refused(path).details["key"] == key
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "qwen35", "clip", "\x1b[31mred"])
-def test_unknown_architecture(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize("architecture", ["madeup", "\x1b[31mred", *REFUSED])
+def test_an_architecture_without_a_rule_is_refused_with_the_reason(
+    tmp_path: Path, architecture: str
+) -> None:
     path = write_gguf(tmp_path / "m.gguf", {"general.architecture": architecture}, [Tensor("t", (8,))])
     error = refused(path, ErrorCode.UNSUPPORTED_ARCHITECTURE)
-    for known in ("llama", "qwen2", "qwen3", "gemma3"):
-        assert known in error.message
+    assert REFUSED.get(architecture, "no rule") in error.message
+    assert {"llama", "gemma3", "qwen35", "mamba"} <= set(error.details["known"])
     assert error.message.isprintable()
 
 
-def test_mixture_of_experts_is_not_priced_as_dense(tmp_path: Path) -> None:
-    path = write_llama(tmp_path / "m.gguf", metadata={"llama.expert_count": 8})
-    assert "experts" in refused(path, ErrorCode.UNSUPPORTED_ARCHITECTURE).message
+def test_no_architecture_is_both_known_and_refused() -> None:
+    assert not set(ARCHITECTURES) & set(REFUSED)
+    assert len(ARCHITECTURES) > 100
+
+
+def test_experts_must_be_used(tmp_path: Path) -> None:
+    for used in (None, 0, 9):
+        keys = {"llama.expert_count": 8, "llama.expert_used_count": used}
+        error = refused(write_llama(tmp_path / "m.gguf", metadata=keys))
+        assert error.details["key"] == "llama.expert_used_count"
     assert read_facts([write_llama(tmp_path / "n.gguf", metadata={"llama.expert_count": 0})]).layers
 
 
@@ -314,9 +342,9 @@ def test_split_that_does_not_belong_together(tmp_path: Path) -> None:
     assert "one of 2 files" in refused(renamed).message
     renamed.rename(shards[0])
     shards[1].write_bytes(shards[0].read_bytes())
-    assert "number 0 (from 0)" in refused(shards[0]).message
+    assert "number (from 0) is 0" in refused(shards[0]).message
     write_llama(shards[0])
-    assert "one of 2 by its name" in refused(shards[0]).message
+    assert "split.no is missing" in refused(shards[0]).message
     other = write_split(tmp_path / "other", "m", count=2, blocks=4)
     shards = write_split(tmp_path, "m", count=2)
     other[1].replace(shards[1])
@@ -347,9 +375,9 @@ class CountedReads:
         self._read = facts_module.read_facts
         monkeypatch.setattr(facts_module, "read_facts", self)
 
-    def __call__(self, shards: Any) -> CheckpointFacts:
+    def __call__(self, *arguments: Any) -> CheckpointFacts:
         self.count += 1
-        return self._read(shards)
+        return self._read(*arguments)
 
 
 def test_cache_reads_once_until_a_shard_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,8 +431,8 @@ def test_cache_does_not_keep_failures_or_what_changed_meanwhile(
     write_llama(path)
     read = facts_module.read_facts
 
-    def replaced_while_reading(shards: Any) -> CheckpointFacts:
-        found = read(shards)
+    def replaced_while_reading(*arguments: Any) -> CheckpointFacts:
+        found = read(*arguments)
         write_llama(path, blocks=5)
         return found
 

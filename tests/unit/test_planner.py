@@ -20,7 +20,7 @@ from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.planner import CappedBy, Plan, PlanRequest, plan
 from lllm3090d.planning.quote import Evidence, Launch, Place, PlanPolicy, Quote, price
 from lllm3090d.planning.units import MIB, PAGE_TOKENS
-from tests.unit.engine_truth import POLICY, facts_of, model_names
+from tests.unit.engine_truth import POLICY, facts_of, priced_models
 
 pytestmark = pytest.mark.unit
 
@@ -133,7 +133,7 @@ def test_a_prompt_cache_that_is_off_has_no_item() -> None:
         quote.item("prompt cache")
 
 
-@pytest.mark.parametrize("model", model_names())
+@pytest.mark.parametrize("model", priced_models())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_item_says_what_it_is(model: str, backend: Backend) -> None:
     quote = price(facts_of(model), launch(16_384, 2), backend, POLICY)
@@ -157,7 +157,7 @@ windows = st.integers(1, 131_072)
 
 
 @given(
-    model=st.sampled_from(model_names()),
+    model=st.sampled_from(priced_models()),
     backend=st.sampled_from(BACKENDS),
     cache_type=st.sampled_from(CacheType),
     parallel=st.integers(1, 9),
@@ -189,7 +189,7 @@ def test_a_longer_context_never_costs_less(
 
 
 @given(
-    model=st.sampled_from(model_names()),
+    model=st.sampled_from(priced_models()),
     backend=st.sampled_from(BACKENDS),
     cache_type=st.sampled_from(CacheType),
     parallel=st.integers(1, 32),
@@ -210,7 +210,7 @@ def test_one_more_slot_of_the_same_window_never_costs_less(
 # --- the automatic plan ---
 
 
-@pytest.mark.parametrize("model", model_names())
+@pytest.mark.parametrize("model", priced_models())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_plenty_of_memory_the_window_is_all_that_was_trained(model: str, backend: Backend) -> None:
     made = plan_of(model, backend=backend)
@@ -233,7 +233,7 @@ def test_a_trained_context_that_is_no_whole_page_is_reached_exactly() -> None:
 
 @settings(deadline=None)
 @given(
-    model=st.sampled_from(model_names()),
+    model=st.sampled_from(priced_models()),
     backend=st.sampled_from(BACKENDS),
     cache_type=st.sampled_from(CacheType),
     parallel=st.one_of(st.none(), st.integers(1, 8)),
@@ -334,7 +334,8 @@ def test_cache_types_the_model_cannot_have_are_refused() -> None:
     odd = replace(
         facts_of(SMOLLM2),
         layers=tuple(
-            replace(layer, key_length=80, k_values=240, v_values=240) for layer in facts_of(SMOLLM2).layers
+            replace(layer, key_length=80, value_length=80, k_values=240, v_values=240)
+            for layer in facts_of(SMOLLM2).layers
         ),
     )
     assert refusal(odd).code is ErrorCode.UNSUPPORTED_COMBINATION
@@ -440,7 +441,8 @@ def test_no_quantised_cache_is_offered_that_the_model_cannot_have() -> None:
     odd = replace(
         facts_of(QWEN3_8B),
         layers=tuple(
-            replace(layer, key_length=80, k_values=640, v_values=640) for layer in facts_of(QWEN3_8B).layers
+            replace(layer, key_length=80, value_length=80, k_values=640, v_values=640)
+            for layer in facts_of(QWEN3_8B).layers
         ),
     )
     error = refusal(odd, f16(32_768), grantable_bytes=1000 * MIB)
@@ -465,7 +467,7 @@ def test_memory_below_nothing_is_nothing() -> None:
 
 @settings(deadline=None)
 @given(
-    model=st.sampled_from(model_names()),
+    model=st.sampled_from(priced_models()),
     backend=st.sampled_from(BACKENDS),
     cache_type=st.sampled_from([CacheType.F32, CacheType.F16, CacheType.Q8_0, CacheType.Q4_0]),
     context=st.integers(1024, 131_072),

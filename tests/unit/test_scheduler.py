@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lllm3090d.bus.unit_status import UnitStatus
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind
+from lllm3090d.checkpoints.facts import (
+    BlockWeights,
+    CheckpointFacts,
+    LayerFacts,
+    LayerKind,
+    TableWeights,
+    WeightBytes,
+)
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.errors import ErrorCode, LlmError
@@ -92,8 +99,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def weighing(size_bytes: int) -> WeightBytes:
+    return WeightBytes(size_bytes, size_bytes, size_bytes, size_bytes, size_bytes)
+
+
 def facts(size_gib: float) -> CheckpointFacts:
-    layer = LayerFacts(LayerKind.FULL, 32, 128, 1024, 1024, 14336, int(size_gib * GIB) // 32)
+    weights = BlockWeights(feed_forward=weighing(int(size_gib * GIB) // 32))
+    layer = LayerFacts(LayerKind.FULL, 32, 128, 128, 1024, 1024, weights, feed_forward_length=14336)
     return CheckpointFacts(
         architecture="llama",
         title=None,
@@ -103,9 +115,7 @@ def facts(size_gib: float) -> CheckpointFacts:
         vocabulary_size=128256,
         sliding_window_tokens=0,
         layers=(layer,) * 32,
-        token_embedding_bytes=0,
-        output_bytes=100 * MIB,
-        other_bytes=0,
+        tables=TableWeights(output=weighing(100 * MIB)),
         file_bytes=int(size_gib * GIB),
         has_chat_template=True,
     )
