@@ -157,6 +157,7 @@ class Daemon:
         self.scheduler.policy = policy_of(self.settings, inherited)
         await self.look_for_desktop()
         await self._reconcile.adopt(self._apply)
+        self.lookup.watch()
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
 
@@ -173,6 +174,7 @@ class Daemon:
             if task is not None:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lookup.close()
 
     async def _stop_all(self) -> None:
         names = [instance.name for instance in self.scheduler.instances]
@@ -199,6 +201,7 @@ class Daemon:
         ignored = [key for key in NEEDS_RESTART if getattr(new, key) != getattr(self.settings, key)]
         self.settings = new.model_copy(update={key: getattr(self.settings, key) for key in ignored})
         self.scheduler.policy = policy_of(self.settings, self.scheduler.policy.inherited_environment)
+        self.lookup.watch()
         logging.getLogger().setLevel(new.log_level.upper())
         message = "read again" + (f"; {', '.join(ignored)} take effect at the next start" if ignored else "")
         log.info("settings %s", message)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache
+from lllm3090d.checkpoints.header import GgufHeader
+from lllm3090d.checkpoints.header_cache import HeaderCache
 from lllm3090d.checkpoints.library import Checkpoint, Library
+from lllm3090d.checkpoints.watch import LibraryWatch
 from lllm3090d.engines.builds import find_build
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.engines.probe import ProbeCache
 from lllm3090d.settings import Settings
+from lllm3090d.store import FILE_NAME, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,34 @@ class Lookup:
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
         self._settings = settings
-        self.facts = FactsCache()
+        self._lock = threading.Lock()  # over what is made when it is first needed
+        self._store: Store | None = None
+        self._headers: HeaderCache | None = None
+        self._library: Library | None = None
+        self._watch: LibraryWatch | None = None
+        self.facts = FactsCache(read=self._header)
         self._probes = ProbeCache()
+
+    def watch(self) -> None:
+        """Watch the models directory of the present settings; returns at once, needs a running loop."""
+        models_dir = self._settings().models_dir
+        if self._watch is not None and self._watch.models_dir == models_dir:
+            return
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch = LibraryWatch(models_dir)
+        self._watch.start()
+
+    async def close(self) -> None:
+        """Stop watching and give the state file back; what is looked up later is read anew."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.close()
+        with self._lock:
+            store, self._store = self._store, None
+            self._headers = self._library = None
+        if store is not None:
+            await asyncio.to_thread(store.close)
 
     async def find(self, name: str) -> LookedUp:
         """Everything about a model by its name, off the loop.
@@ -40,18 +72,43 @@ class Lookup:
         """
         return await asyncio.to_thread(self._find, name)
 
-    def _find(self, name: str) -> LookedUp:
-        checkpoint = self.library().resolve(name)
-        facts = self.facts.get(checkpoint.shards)
-        build, capabilities = self.engine()
-        return LookedUp(checkpoint, facts, build, capabilities)
-
     def library(self) -> Library:
-        """The models on disk."""
+        """The models on disk; blocking."""
         settings = self._settings()
-        return Library(settings.models_dir, settings.aliases)
+        with self._lock:
+            known = self._library
+            if known is None or (known.models_dir, known.aliases) != (settings.models_dir, settings.aliases):
+                self._library = known = Library(
+                    settings.models_dir, settings.aliases, self._cache(), self._changes
+                )
+            return known
 
     def engine(self) -> tuple[Build, Capabilities]:
         """The engine the next load uses; blocking. Raises LlmError ENGINE_..."""
         build = find_build(self._settings())
         return build, self._probes.get(build)
+
+    def _find(self, name: str) -> LookedUp:
+        checkpoint = self.library().resolve(name)
+        if checkpoint.problem is not None:
+            raise checkpoint.problem
+        facts = self.facts.get(checkpoint.shards)
+        build, capabilities = self.engine()
+        return LookedUp(checkpoint, facts, build, capabilities)
+
+    def _header(self, path: Path) -> GgufHeader:
+        with self._lock:
+            cache = self._cache()
+        return cache.header(path)
+
+    def _cache(self) -> HeaderCache:
+        if self._headers is None:
+            self._store = Store(self._settings().state_dir / FILE_NAME)
+            self._headers = HeaderCache(self._store)
+        return self._headers
+
+    def _changes(self) -> int | None:
+        watch = self._watch
+        if watch is None or watch.models_dir != self._settings().models_dir:
+            return None
+        return watch.generation()

@@ -268,11 +268,12 @@ class ControlApi:
     def _model_views(self) -> tuple[ModelView, ...]:
         views = []
         for checkpoint in self.daemon.lookup.library().scan():
-            facts = problem = None
-            try:
-                facts = self.daemon.lookup.facts.get(checkpoint.shards)
-            except LlmError as error:
-                problem = error
+            facts, problem = None, checkpoint.problem
+            if problem is None:
+                try:
+                    facts = self.daemon.lookup.facts.get(checkpoint.shards)
+                except LlmError as error:
+                    problem = error
             instance = self.daemon.scheduler.instance(checkpoint.name)
             views.append(model_view(checkpoint, self.daemon.settings.aliases, facts, problem, instance))
         return tuple(views)
