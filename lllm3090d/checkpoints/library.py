@@ -185,7 +185,8 @@ class Library:
         found = walk(self.models_dir)
         files = {path: stamp for folder in found.folders for path, stamp in folder.files.items()}
         digests = self._headers.digests(files)
-        self._headers.prune(self.models_dir, files)
+        if files:  # none at all is rather a disk that is not mounted than a library thrown away
+            self._headers.prune(self.models_dir, files)
         groups = [group for folder in found.folders for group in _groups(folder, digests)]
         checkpoints = sorted(_named(found, groups), key=lambda checkpoint: checkpoint.name)
         companions = sorted(

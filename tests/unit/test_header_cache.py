@@ -161,6 +161,9 @@ def test_files_that_are_gone_are_forgotten(tmp_path: Path, store: Store) -> None
     gone.unlink()
     vanished.unlink()
     assert len(Library(models, {}, cache).scan()) == 1
+    left.rename(tmp_path / "unmounted")
+    assert Library(models, {}, cache).scan() == ()
+    (tmp_path / "unmounted").rename(left)
     rows = store.rows("SELECT path FROM headers ORDER BY path")
     assert rows == [(os.fsencode(outside),), (os.fsencode(left),)]
     assert store.rows("SELECT count(*) FROM header_bodies") == [(2,)]
