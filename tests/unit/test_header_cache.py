@@ -68,6 +68,18 @@ def test_digests_are_read_once_and_serve_the_headers_too(tmp_path: Path, store: 
     assert first[paths[0]] == digest(read_header(paths[0]))
 
 
+def test_a_large_library_is_kept_in_batches(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_BATCH", 2)
+    paths = [write_llama(tmp_path / f"{i}.gguf") for i in range(5)]
+    first = HeaderCache(store).digests(stamps(*paths))
+    assert store.rows("SELECT count(*) FROM header_bodies") == [(5,)]
+    reader = Reader()
+    assert HeaderCache(store, reader).digests(stamps(*paths)) == first
+    assert reader.read == []
+
+
 @pytest.mark.parametrize("change", ["size", "time", "inode"])
 def test_a_file_that_changed_is_read_again(tmp_path: Path, store: Store, change: str) -> None:
     path = write_llama(tmp_path / "m.gguf", blocks=1)
