@@ -1,10 +1,14 @@
-"""Our figures beside those of the engine's own dry run, for real checkpoints.
+"""Our figures beside the engine's.
 
+    python bench/accuracy.py
+        every recorded dry run (tests/data/engine_truth.json.gz): the largest differences by architecture
     python bench/accuracy.py --fit-params PATH/TO/llama-fit-params MODEL.gguf [MODEL.gguf ...]
+        real files against the installed engine, in MiB
+    python bench/accuracy.py --fit-params PATH/TO/llama-fit-params --random 200
+        made-up files with dimensions drawn at random against the installed engine
 
-Prints weights, context and compute in MiB at several contexts and cache types. Exit status 1 when weights
-or context differ. ``llama-fit-params`` reports whole MiB (rounded down) and assumes as many outputs as the
-micro batch has tokens, where the server has one for each slot; compute is shown both ways.
+Exit status 1 when weights or context differ. ``llama-fit-params`` reports whole MiB (rounded down) and assumes as
+many outputs as the micro batch has tokens, where the server has one for each slot; compute is shown both ways.
 """
 
 from __future__ import annotations
@@ -13,12 +17,16 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, read_facts
-from lllm3090d.planning import cache, compute
+from lllm3090d.checkpoints.facts import read_facts
+from lllm3090d.engines.capabilities import Backend
+from lllm3090d.errors import LlmError
+from lllm3090d.planning import cache, compute, placement
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.quote import MIB
 
@@ -54,10 +62,22 @@ class Comparison:
         return (self.engine.weights, self.engine.context) == (self.ours.weights, self.ours.context)
 
 
-def ask_engine(fit_params: Path, model: Path, context_tokens: int, cache_type: CacheType) -> Figures:
+def ask_engine(
+    fit_params: Path,
+    model: Path,
+    context_tokens: int,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    parallel: int = 1,
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+    swa_full: bool = False,
+) -> Figures:
     """Let the engine lay the model out without allocating it. Raises RuntimeError with its last lines."""
     command = [str(fit_params), "-m", str(model), "-c", str(context_tokens), "-fa", "on"]
-    command += ["-ctk", cache_type, "-ctv", cache_type, "-fitp", "on", "-nr"]
+    command += ["-ctk", type_k, "-ctv", type_v, "-fitp", "on", "-nr", "-np", str(parallel)]
+    command += ["-b", str(BATCH_TOKENS), "-ub", str(micro_batch_tokens)]
+    command += ["--swa-full"] if swa_full else []
     libraries = os.pathsep.join(filter(None, (str(fit_params.parent), os.environ.get("LD_LIBRARY_PATH"))))
     environment = os.environ | {
         "LD_LIBRARY_PATH": libraries,
@@ -85,20 +105,22 @@ def compare(fit_params: Path, model: Path, context_tokens: int, cache_type: Cach
         batch_tokens=BATCH_TOKENS,
         micro_batch_tokens=MICRO_BATCH_TOKENS,
     )
-    kv_bytes = cache.kv_cache_bytes(facts, shape, cache_type, cache_type)
-    # All outputs of a micro batch are computed as if the vocabulary were that many times as large.
-    wordy = replace(facts, vocabulary_size=facts.vocabulary_size * shape.micro_batch_tokens)
+    types = (cache_type, cache_type)
 
-    def compute_mib(priced: CheckpointFacts) -> int:
-        return compute.cpu_compute_bytes(priced, shape, cache_type, cache_type) // MIB
+    def compute_mib(outputs: int) -> int:
+        return compute.cpu_compute_bytes(facts, shape, *types, outputs=outputs) // MIB
 
     return Comparison(
         model=facts.title or model.name,
         context_tokens=shape.context_tokens,
         cache_type=cache_type,
-        engine=ask_engine(fit_params, model, context_tokens, cache_type),
-        ours=Figures(facts.weight_bytes // MIB, kv_bytes // MIB, compute_mib(wordy)),
-        server_compute=compute_mib(facts),
+        engine=ask_engine(fit_params, model, context_tokens, *types),
+        ours=Figures(
+            weights=placement.weights(facts, placement.EVERYTHING, Backend.CPU).card // MIB,
+            context=cache.context_bytes(facts, shape, *types) // MIB,
+            compute=compute_mib(shape.micro_batch_tokens),
+        ),
+        server_compute=compute_mib(compute.server_outputs(shape)),
     )
 
 
@@ -110,27 +132,203 @@ def comparisons(fit_params: Path, models: Sequence[Path]) -> Iterator[Comparison
                 yield compare(fit_params, model, context_tokens, cache_type)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description="compare our memory figures with the engine's dry run, in MiB"
-    )
-    parser.add_argument("--fit-params", type=Path, required=True, help="path of llama-fit-params")
-    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="a GGUF file")
-    options = parser.parse_args(arguments)
+def print_comparisons(fit_params: Path, models: Sequence[Path]) -> bool:
+    """Print our figures beside the engine's for real files; whether weights and context are equal."""
     titles = ("weights", "", "context", "", "compute", "", "compute", "")
     print(f"{'model':26} {'tokens':>7} {'cache':>6}" + "".join(f" {title:>8}" for title in titles))
     sides = ("engine", "ours", "engine", "ours", "engine", "ours", "server", "equal")
     print(" " * 41 + "".join(f" {side:>8}" for side in sides))
-    differing = 0
-    for row in comparisons(options.fit_params, options.models):
+    equal = True
+    for row in comparisons(fit_params, models):
         engine, ours = row.engine, row.ours
         figures: tuple[int, ...] = (engine.weights, ours.weights, engine.context, ours.context)
         figures += (engine.compute, ours.compute, row.server_compute)
         line = f"{row.model[:26]:26} {row.context_tokens:>7} {row.cache_type:>6}"
         print(line + "".join(f" {figure:>8}" for figure in figures) + f" {'yes' if row.equal else 'NO':>8}")
-        differing += not row.equal
-    return 1 if differing else 0
+        equal = equal and row.equal
+    return equal
+
+
+@dataclass(slots=True)
+class Differences:
+    """The largest differences of an architecture; bytes, and for compute the extremes of ours / engine."""
+
+    rows: int = 0
+    refused: int = 0
+    shape: int = 0
+    context_bytes: int = 0
+    weights_bytes: int = 0
+    least_charge: float = 0.0  # the graph with its margin over the engine's, its least value
+    worst: str = ""  # the row of it
+
+
+def recorded_differences() -> dict[str, Differences]:
+    """Compare every recorded dry run with our figures, by architecture."""
+    from tests.unit.engine_truth import TruthRow, priced_models, truth_rows
+
+    def add(row: TruthRow, found: Differences) -> None:
+        facts, shape, types = row.facts, row.shape, row.cache_types
+        found.shape += (shape.context_tokens, shape.stream_cells) != (row.n_ctx, row.n_ctx_seq)
+        make = cache.draft_context_bytes if row.draft_context else cache.context_bytes
+        memory = placement.memory_of(row.backend)
+        ours = make(facts, shape, *types, memory=memory, flash_attention=row.flash_attention)
+        found.context_bytes = max(found.context_bytes, abs(ours - row.context_bytes))
+        split = placement.weights(facts, row.placement, row.backend)
+        host = split.card if row.backend is Backend.CPU else split.host
+        card = 0 if row.backend is Backend.CPU else split.card
+        differences = (abs(host - row.weights_host_bytes), abs(card - row.weights_card_bytes))
+        found.weights_bytes = max(found.weights_bytes, *differences)
+        if row.draft_context or row.embeddings or not row.flash_attention or row.model not in priced:
+            return
+        if row.backend is Backend.CPU:
+            graph = compute.cpu_compute_bytes(facts, shape, *types, outputs=row.graph_outputs)
+            engine = row.compute_host_bytes
+        else:
+            graph = compute.card_compute_bytes(facts, shape, *types, row.backend, outputs=row.graph_outputs)
+            engine = row.compute_card_bytes
+        charge = (graph + compute.compute_margin_bytes(facts, shape, graph)) / engine
+        if not found.worst or charge < found.least_charge:
+            found.least_charge, found.worst = charge, str(row)
+
+    priced = set(priced_models())
+    table: dict[str, Differences] = defaultdict(Differences)
+    for row in truth_rows():
+        found = table[row.facts.architecture]
+        found.rows += 1
+        if not row.refused:
+            add(row, found)
+            continue
+        try:
+            cache.check_cache_types(row.facts, *row.cache_types, flash_attention=row.flash_attention)
+            found.shape += 1  # we would have accepted what the engine refuses
+        except LlmError:
+            found.refused += 1
+    return table
+
+
+def print_recorded() -> bool:
+    """Print the differences to all recorded dry runs; whether weights and context are equal."""
+    table = recorded_differences()
+    print(
+        f"{'architecture':16} {'rows':>5} {'refused':>8} {'n_ctx':>6} {'context':>8} {'weights':>8}"
+        f" {'graph':>6}  row with the least charge for the graph"
+    )
+    for architecture, found in sorted(table.items()):
+        charge = f"{found.least_charge:6.3f}" if found.worst else f"{'-':>6}"
+        print(
+            f"{architecture:16} {found.rows:>5} {found.refused:>8} {found.shape:>6} {found.context_bytes:>8}"
+            f" {found.weights_bytes:>8} {charge}  {found.worst}"
+        )
+    print(
+        "n_ctx: rows with another context or split; context and weights: largest difference in bytes;\n"
+        "graph: least of our charge, margin included, over the engine's compute buffer."
+    )
+    return not any(found.shape or found.context_bytes or found.weights_bytes for found in table.values())
+
+
+def random_differences(fit_params: Path, count: int) -> tuple[Counter[str], list[str]]:
+    """Compare so many made-up models with the engine: how many of each architecture, and what differs."""
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    from tests.fakes.model_files import write
+    from tests.fakes.random_models import ARCHITECTURES, RandomCase, random_cases
+
+    seen: Counter[str] = Counter()
+    differing: list[str] = []
+
+    def run(architecture: str, examples: int) -> None:
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(random_cases(architecture))
+        def one(case: RandomCase) -> None:
+            seen[architecture] += 1
+            with tempfile.TemporaryDirectory() as folder:
+                model = write(Path(folder) / "m.gguf", case.spec)
+                differing.extend(difference_of(fit_params, model, case))
+
+        one()
+
+    for index, architecture in enumerate(ARCHITECTURES):
+        share = (count + index) // len(ARCHITECTURES)
+        if share:
+            run(architecture, share)
+    return seen, differing
+
+
+def difference_of(fit_params: Path, model: Path, case: object) -> list[str]:
+    """What differs between the engine and us for one made-up model; nothing where all is equal."""
+    from tests.fakes.random_models import RandomCase
+
+    assert isinstance(case, RandomCase)
+    facts, types = read_facts([model]), (case.cache_type_k, case.cache_type_v)
+    ours: tuple[int, int] | str
+    try:
+        cache.check_cache_types(facts, *types)
+        shape = cache.cache_shape(
+            facts,
+            context_tokens=case.context_tokens,
+            parallel=case.parallel,
+            batch_tokens=case.batch_tokens,
+            micro_batch_tokens=case.micro_batch_tokens,
+            swa_full=case.swa_full,
+        )
+        context = cache.context_bytes(facts, shape, *types)
+        weights = placement.weights(facts, placement.EVERYTHING, Backend.CPU).card
+        ours = (weights // MIB, context // MIB)
+    except LlmError:
+        ours = "refused"
+    engine: tuple[int, int] | str
+    try:
+        found = ask_engine(
+            fit_params,
+            model,
+            case.context_tokens,
+            *types,
+            parallel=case.parallel,
+            micro_batch_tokens=case.micro_batch_tokens,
+            swa_full=case.swa_full,
+        )
+        engine = (found.weights, found.context)
+    except RuntimeError as error:
+        engine = "refused" if "ended with" in str(error) else str(error)
+        if ours != "refused":
+            return [f"{case}: {error}"]
+    return [] if ours == engine else [f"{case}: ours {ours}, engine {engine}"]
+
+
+def print_random(fit_params: Path, count: int) -> bool:
+    """Print how many made-up models were compared, and those that differ; whether none does."""
+    seen, differing = random_differences(fit_params, count)
+    for architecture, number in sorted(seen.items()):
+        print(f"{architecture:16} {number:>5}")
+    print(f"{sum(seen.values())} compared, {len(differing)} differ")
+    for line in differing:
+        print(line)
+    return not differing
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description="compare our memory figures with the engine's")
+    parser.add_argument("--fit-params", type=Path, help="path of llama-fit-params")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="made-up models to compare")
+    parser.add_argument("models", type=Path, nargs="*", metavar="MODEL", help="a GGUF file")
+    options = parser.parse_args(arguments)
+    if options.fit_params is None:
+        if options.models or options.random:
+            parser.error("--fit-params is needed to ask the engine")
+        return 0 if print_recorded() else 1
+    if not options.models and not options.random:
+        parser.error("name a model, or a number of random ones")
+    equal = not options.models or print_comparisons(options.fit_params, options.models)
+    if options.random:
+        equal = print_random(options.fit_params, options.random) and equal
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lllm3090d.checkpoints.architectures import Architecture, Mtp
+from lllm3090d.checkpoints.architectures import Architecture, Mtp, State
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.gguf_format import gguf_format
 from lllm3090d.checkpoints.header import GgufHeader, TensorInfo
@@ -38,6 +38,7 @@ class Tensors:
     ) -> None:
         """Sort them. Raises LlmError: BAD_CHECKPOINT naming the key or the tensor."""
         self._path = headers[0].path
+        self._embedding_norm_is_final = rule.state is State.SHORT_CONVOLUTION
         self.layer_count = keys.number(f"{architecture}.block_count", least=1, most=MAX_LAYERS)
         mtp_key = f"{architecture}.nextn_predict_layers"
         mtp_count = keys.number(mtp_key, 0, most=self.layer_count - 1)
@@ -116,7 +117,7 @@ class Tensors:
         return self._outside[name]
 
     def _add(self, tensor: TensorInfo, mtp_key: str) -> None:
-        place = block_of(tensor.name)
+        place = block_of(tensor.name, embedding_norm_is_final=self._embedding_norm_is_final)
         name = tensor.name if place is None else place[1]
         if place is not None and place[0] >= self.layer_count:
             raise self.bad(

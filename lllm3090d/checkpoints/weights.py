@@ -24,6 +24,7 @@ _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 _TABLES = ("position_embd.weight", "token_types.weight")
 # Stored without a block number, yet tensors of the first block.
 _OF_THE_FIRST_BLOCK = ("per_layer_model_proj.weight", "per_layer_proj_norm.weight")
+_EMBEDDING_NORM = ("token_embd_norm.weight", "token_embd_norm.bias")
 
 
 class Memory(enum.StrEnum):
@@ -159,12 +160,19 @@ class TableWeights:
         return total(getattr(self, field.name) for field in fields(self))
 
 
-def block_of(name: str) -> tuple[int, str] | None:
-    """Number of the block a tensor belongs to, and its name there; None outside the blocks."""
+def block_of(name: str, *, embedding_norm_is_final: bool = False) -> tuple[int, str] | None:
+    """Number of the block a tensor belongs to, and its name there; None outside the blocks.
+
+    Args:
+        name: in the file.
+        embedding_norm_is_final: ``token_embd_norm`` is the norm before the output, as with lfm2; elsewhere it
+            comes before the first block.
+    """
     match = _BLOCK.match(name)
     if match is not None:
         return int(match[1]), match[2]
-    return (0, name) if name in _OF_THE_FIRST_BLOCK else None
+    first = name in _OF_THE_FIRST_BLOCK or (name in _EMBEDDING_NORM and not embedding_norm_is_final)
+    return (0, name) if first else None
 
 
 def place_in_block(name: str, recurrent: bool) -> str:

@@ -32,6 +32,7 @@ QUERY_COPIES: Mapping[Graph, int] = MappingProxyType(
 PER_LAYER_RESIDUALS: Mapping[Graph, int] = MappingProxyType({Graph.PER_LAYER_EMBEDDINGS: 4, Graph.ALTUP: 5})
 ROTATED_MIXER_RESIDUALS = 4
 CPU_STATE_SLOTS = 4  # up to here the CPU computes Mamba-2 with one copy of the states
+F32_CACHE_COPIES = 3  # of one layer that are alive at once, where an f32 cache is converted to f16
 MARGIN_PERCENT = 5  # with one E x U more, covers every dry run of the engine for these architectures
 
 # Memory of a process that no graph shows: device context, BLAS workspace, pools, recorded graphs.
@@ -153,8 +154,8 @@ def _attention_values(facts: CheckpointFacts) -> int:
         return queries + widest.head_count * compressed
     copies = QUERY_COPIES.get(facts.rule.graph)
     if copies is None:
-        # Queries wider than the embedding get a tensor of their own.
-        copies = 1 if queries <= facts.embedding_length else 2
+        # Queries wider than the embedding get a tensor of their own; far wider ones, two.
+        copies = 1 + (queries > facts.embedding_length) + (queries > 2 * facts.embedding_length)
     return copies * queries
 
 
@@ -174,14 +175,17 @@ def server_outputs(shape: CacheShape, draft_tokens: int = 0) -> int:
 def f16_copies_bytes(
     facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType, backend: Backend
 ) -> int:
-    """CUDA only: f16 copies of K and V of the largest layer, for each side of the cache that is not f16."""
-    if backend is not Backend.CUDA:
-        return 0
+    """f16 copies of K and V of the largest layer: of an f32 side everywhere, on CUDA of all that is not f16."""
+
+    def copies(cache_type: CacheType) -> int:
+        if cache_type is CacheType.F32:
+            return F32_CACHE_COPIES
+        return int(backend is Backend.CUDA and cache_type is not CacheType.F16)
 
     def values(layer: LayerFacts) -> int:
-        return (layer.k_values if type_k is not CacheType.F16 else 0) + (
-            layer.v_values if type_v is not CacheType.F16 else 0
-        )
+        # Latent attention reads V out of the K rows, and converts f32 ones again.
+        latent_v = layer.value_length if facts.latent is not None and type_k is CacheType.F32 else 0
+        return copies(type_k) * layer.k_values + copies(type_v) * (layer.v_values or latent_v)
 
     return max(
         (shape.cells(layer.kind) * shape.streams * F16_BYTES * values(layer) for layer in facts.trunk),

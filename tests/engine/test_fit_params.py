@@ -43,4 +43,20 @@ def test_an_engine_that_fails_is_reported(llama_fit_params: Path, tmp_path: Path
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(RuntimeError, match="llama-fit-params ended with"):
-        ask_engine(llama_fit_params, damaged, 4096, CacheType.F16)
+        ask_engine(llama_fit_params, damaged, 4096, CacheType.F16, CacheType.F16)
+
+
+def test_the_recorded_table_is_all_zeroes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines[1:-2]]
+    assert len(rows) == 23
+    assert sum(int(row[1]) for row in rows) == 1822
+    assert {tuple(row[3:6]) for row in rows} == {("0", "0", "0")}
+
+
+@pytest.mark.parametrize("arguments", [["m.gguf"], ["--random", "5"], ["--fit-params", "x"]])
+def test_nothing_to_compare_is_a_usage_error(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2

@@ -270,6 +270,8 @@ def test_places_outside_the_blocks() -> None:
     assert block_of("blk.12.attn_q.weight") == (12, "attn_q.weight")
     assert block_of("per_layer_model_proj.weight") == (0, "per_layer_model_proj.weight")
     assert block_of("output.weight") is None
+    assert block_of("token_embd_norm.weight") == (0, "token_embd_norm.weight")
+    assert block_of("token_embd_norm.weight", embedding_norm_is_final=True) is None
     assert place_outside("output_norm.weight") == "output_other"
     assert place_outside("rope_freqs.weight") == "rope"
     assert place_outside("position_embd.weight") == "input"
