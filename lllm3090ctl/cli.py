@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import shlex
 import sys
@@ -24,7 +25,7 @@ DISTRIBUTION = "lllm3090"
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MOST_CONTEXT_TOKENS = 1 << 28
 MOST_SLOTS = 256
-MOST_LOG_LINES = 100_000
+MOST_LOG_LINES = 10_000
 
 _Function = Callable[..., Any]
 
@@ -178,6 +179,8 @@ def cli(context: click.Context, socket_path: str | None, timeout_s: float | None
     """
     if socket_path == "":
         raise click.BadParameter("a path cannot be empty.", param_hint="--socket")
+    if timeout_s is not None and math.isnan(timeout_s):  # within every range, for click
+        raise click.BadParameter("nan is not a number of seconds.", param_hint="--timeout")
     command = "lllm3090ctl"
     if socket_path is not None:
         command += f" --socket {shlex.quote(socket_path)}"

@@ -78,6 +78,7 @@ class _Lines:
         self._shown_s = 0.0
 
     def show(self, line: Document) -> None:
+        self._name = _real_name(line) or self._name
         notice = _notice(line, self._name)
         if notice:
             click.echo(notice, err=True)
@@ -99,6 +100,7 @@ class _Bar:
         self._task = task
 
     def show(self, line: Document) -> None:
+        self._name = _real_name(line) or self._name
         notice = _notice(line, self._name)
         if notice:
             self._progress.console.print(notice, markup=False, highlight=False, soft_wrap=True)
@@ -111,6 +113,12 @@ class _Bar:
                 self._progress.update(
                     self._task, total=expected, completed=min(resident, expected), figures=_figures(line)
                 )
+
+
+def _real_name(line: Document) -> str | None:
+    """The model's name, where the line tells; what was typed may be parts of it."""
+    instance = line.maybe_child("instance")
+    return instance.maybe_text("name") if instance else None
 
 
 def _notice(line: Document, name: str) -> str | None:

@@ -297,15 +297,21 @@ def _listings(details: Document, said: str) -> list[Block]:
 
 
 def _problem_text(problem: Document) -> str:
-    """Title and detail."""
-    parts = [
-        value for key in ("title", "detail") if isinstance(value := problem.members.get(key), str) and value
-    ]
+    """Title and detail; the title is left out where the detail says all of it already."""
+    title, detail = (
+        value if isinstance(value := problem.members.get(key), str) else "" for key in ("title", "detail")
+    )
+    said = set(_words(detail))
+    parts = [detail] if set(_words(title)) <= said else [part for part in (title, detail) if part]
     return clean(": ".join(parts), keep="\n") or "unknown failure"
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip(".,:;!") for word in text.lower().split()]
+
+
 def _problem_line(problem: Document) -> str:
-    """Title, detail and hint in one line, for a failure among others."""
+    """What happened and the hint in one line, for a failure among others."""
     hint = problem.members.get("hint")
     return clean(_problem_text(problem) + (f" Hint: {hint}" if isinstance(hint, str) else ""))
 

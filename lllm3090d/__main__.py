@@ -40,7 +40,8 @@ def main() -> None:
         config_file = arguments.config or default_config_file()
         settings = load_settings(config_file)
         if arguments.check:
-            sys.stdout.write(f"{config_file}: settings are valid\n")
+            found = "settings are valid" if config_file.exists() else "there is no such file: defaults apply"
+            sys.stdout.write(f"{config_file}: {found}\n")
             return
         logging_set_up.set_up(settings.log_level)
         asyncio.run(run(settings, config_file))

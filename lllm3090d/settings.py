@@ -10,6 +10,7 @@ import difflib
 import enum
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -228,10 +229,13 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # reading a pipe or a device may never end
+            raise OSError("it is no regular file")
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    # ValueError: no UTF-8, no TOML, or a number of thousands of digits.
+    except (OSError, ValueError, RecursionError) as error:
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             f"{file} cannot be read: {error}",

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -196,15 +197,24 @@ class ProbeCache:
         self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[tuple[tuple[str, int, int, int], ...], Capabilities]] = {}
+        # The last failure, and when it was found: for those who waited for that very probe.
+        self._failed: tuple[tuple[tuple[str, int, int, int], ...], float, LlmError] | None = None
 
     def get(self, build: Build) -> Capabilities:
         """The capabilities of the build; simultaneous callers share one probe. Raises as :func:`probe`."""
+        asked_s = time.monotonic()
         with self._lock:
             key = fingerprint(build)
             known = self._known.get(build.server)
             if known is not None and known[0] == key:
                 return known[1]
-            answer = probe(build, time_limit_s=self._time_limit_s)
+            if self._failed is not None and self._failed[0] == key and self._failed[1] >= asked_s:
+                raise self._failed[2]
+            try:
+                answer = probe(build, time_limit_s=self._time_limit_s)
+            except LlmError as error:
+                self._failed = (key, time.monotonic(), error)
+                raise
             # Exchanged while it was asked: the answer may be of either build, so it is not kept.
             if answer.backend is not Backend.UNKNOWN and fingerprint(build) == key:
                 self._known[build.server] = (key, answer)

@@ -329,9 +329,8 @@ def _remedies(search: _Search, launch: Launch) -> tuple[list[str], dict[str, Any
     if search.backend is Backend.CPU and search.fits(replace(launch, prompt_cache_mib=0)):
         details["fits_without_prompt_cache"] = True
         sentences.append("Without a prompt cache (setting prompt_cache_mib = 0) it would fit as asked.")
-    sentences.append(
-        "Unload another model, or choose a smaller one." if sentences else _nothing_fits(search)
-    )
+    if not sentences:
+        sentences.append(_nothing_fits(search))
     return sentences, details
 
 
@@ -366,4 +365,4 @@ def _add_q8_0(
 
 def _nothing_fits(search: _Search) -> str:
     least = mib_ceil(search.need_bytes(search.launch(_least_window(search.facts), 1)))
-    return f"Even the smallest launch needs {least} MiB: unload another model, or choose a smaller one."
+    return f"Even the smallest launch needs {least} MiB: choose a smaller model."

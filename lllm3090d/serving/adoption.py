@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lllm3090d.bus.unit_status import UnitStatus
-from lllm3090d.serving.unit_spec import Record, read_record
+from lllm3090d.serving.unit_spec import Record, read_record, unit_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Findings:
     Attributes:
         adopt: one unit of each model, the live one where there is one.
         forget: dead units of a model that has a better one; their failure is only reported.
-        strangers: units without a record we understand, and second live units of one model: left alone.
+        strangers: units without a record we understand or with another unit's, and second live units of one model:
+            left alone.
     """
 
     adopt: tuple[Found, ...]
@@ -43,7 +44,8 @@ def sort_units(statuses: Iterable[UnitStatus]) -> Findings:
     )
     for status in ordered:
         record = read_record(status.environment)
-        if record is None:
+        # A record belongs to the one unit it was written for: what is done to its run is done to that unit.
+        if record is None or status.name != unit_name(record.name, record.run):
             strangers.append(status)
         elif record.name not in adopt:
             adopt[record.name] = Found(status, record)

@@ -235,6 +235,8 @@ class Daemon:
             cancelled = self._looking_up.pop(token)
         if cancelled:
             raise LlmError(ErrorCode.LOAD_CANCELLED, f"the load of {name} was cancelled by its client")
+        if self._stopping:  # since the look-up began: nobody would answer any more
+            raise stopping()
         self._answers[token] = asyncio.Queue()
         self.submit(
             LoadRequested(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import explain_exit
@@ -38,12 +39,14 @@ from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.settings import Settings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Beyond TimeoutStopUSec systemd has sent SIGKILL; what is not dead then is in the kernel's hands.
 STOP_MARGIN_S = 5.0
 POST_MORTEM_LINES = 20
 MEMORY_POLL_S = 0.05
 QUARANTINE_POLL_S = 1.0
+BUS_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +90,28 @@ class Effects:
     async def start_unit(self, effect: StartUnit) -> None:
         """Start the unit; ends in StartFinished, or in the news of a unit that has failed."""
         unit = effect.spec.name
+        result: str | None = None
+        unanswered: LlmError | None = None
         try:
-            result = await self._manager.start(unit, effect.spec.properties)
-            status = await self._manager.status(unit)
+            self._make_sockets_dir()
+            try:
+                result = await self._manager.start(unit, effect.spec.properties)
+            except LlmError as error:
+                if error.code is not ErrorCode.BUS_UNAVAILABLE:
+                    raise
+                unanswered = error
+            status = await _once_the_bus_answers(lambda: self._manager.status(unit))
         except LlmError as error:
             self._submit(StartFinished(effect.run, error))
             return
         if status is not None:
             # First the facts (PID, cgroup), then the news: who waits for the engine needs them.
             self._submit(UnitSeen(status))
+        if unanswered is not None:
+            # systemd may have carried it out all the same: what is there says so, and its signals say what follows.
+            if status is None:
+                self._submit(StartFinished(effect.run, unanswered))
+            return
         if result in {"done", "skipped"}:
             self._submit(StartFinished(effect.run, None))
         elif status is None or not status.is_failed:
@@ -106,6 +122,19 @@ class Effects:
                 unit=unit,
             )
             self._submit(StartFinished(effect.run, failure))
+
+    def _make_sockets_dir(self) -> None:
+        """Somebody may have removed it since the daemon's start, and the engine makes no directories."""
+        directory = self._settings().engine_sockets_dir
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LlmError(
+                ErrorCode.RUNTIME_DIR_UNUSABLE,
+                f"the directory of the engines' sockets, {directory}, cannot be made: {error.strerror}",
+                hint="Remove what is in its place.",
+                path=str(directory),
+            ) from error
 
     async def watch(self, run: str) -> None:
         """Wait for the engine; ends in EngineReady or LoadStalled."""
@@ -158,8 +187,12 @@ class Effects:
 
     async def stop_unit(self, effect: StopUnit) -> None:
         """Stop the unit; ends in StopFinished."""
+
+        def stop() -> Awaitable[object]:
+            return self._manager.stop(effect.unit, self._settings().stop_timeout_s + STOP_MARGIN_S)
+
         try:
-            await self._manager.stop(effect.unit, self._settings().stop_timeout_s + STOP_MARGIN_S)
+            await _once_the_bus_answers(stop)
         except LlmError as error:
             self._submit(StopFinished(effect.run, error))
         else:
@@ -232,3 +265,15 @@ class Effects:
             log.warning(
                 "a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message}
             )
+
+
+async def _once_the_bus_answers(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again for as long as the bus does not answer; the daemon itself ends when that lasts."""
+    while True:
+        try:
+            return await ask()
+        except LlmError as error:
+            if error.code is not ErrorCode.BUS_UNAVAILABLE:
+                raise
+            log.info("systemd does not answer; it is asked again", extra={"reason": error.message})
+        await asyncio.sleep(BUS_POLL_S)

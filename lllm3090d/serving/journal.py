@@ -186,11 +186,14 @@ async def _end(process: Process, errors: asyncio.Task[bytes] | None = None) -> N
 
 
 def _entry(raw: bytes) -> dict[str, Any] | None:
-    """An entry; None for remarks such as "-- No entries --"."""
+    """An entry; None for remarks such as "-- No entries --", and for half an entry of a journalctl that was killed."""
     if not raw.startswith(b"{"):
         return None
-    entry: dict[str, Any] = json.loads(raw)
-    return entry
+    try:
+        entry: dict[str, Any] = json.loads(raw)
+    except ValueError:
+        return None
+    return entry if "__REALTIME_TIMESTAMP" in entry else None
 
 
 def _line(entry: dict[str, Any]) -> JournalLine:

@@ -56,6 +56,17 @@ def stopped_by_somebody(name: str) -> LlmError:
     )
 
 
+def stuck(name: str, unit: str) -> LlmError:
+    """The error for a load of a model whose previous engine could not be stopped."""
+    return LlmError(
+        ErrorCode.STOP_FAILED,
+        f"the previous engine of {name} could not be stopped and still holds its memory",
+        hint=f"Try again to stop it: lllm3090ctl unload '{name}'. Or see: systemctl --user status {unit}",
+        name=name,
+        unit=unit,
+    )
+
+
 def no_such_load(token: str) -> LlmError:
     """The error for a token that no load under way has."""
     return LlmError(

@@ -150,7 +150,7 @@ class Scheduler:
         """Decide a load.
 
         1. The model serves or is on its way up: answer, or join, if it has what was asked for; else refuse.
-        2. It is on its way down: wait until it is gone, then decide again.
+        2. It is on its way down: wait until it is gone, then decide again; one that does not stop is not waited for.
         3. Otherwise admit it against the reading, or refuse with the arithmetic.
         """
         current = self._instances.get(event.checkpoint.name)
@@ -163,6 +163,10 @@ class Scheduler:
             else:
                 current.waiters.append(event.token)
                 self._do(Joined(event.token, current.run))
+            return
+        if current is not None and current.state is S.STUCK:
+            # Its end may never come, so nobody waits for it.
+            self._do(Failed(event.token, refusals.stuck(current.name, current.unit)))
             return
         if current is not None and current.state in ON_THE_WAY_DOWN:
             current.successors.append(event)
@@ -240,6 +244,8 @@ class Scheduler:
         instance.unloaders.append(event.token)
         if instance.state not in ON_THE_WAY_DOWN:
             self._stop(instance, "unload requested", refusals.unloaded_while_loading(instance.name))
+        elif instance.state is S.STUCK:
+            self._do(StopUnit(instance.run, instance.unit))  # nobody else would ask systemd again
 
     def _on_cancel(self, event: CancelRequested) -> None:
         for instance in self._instances.values():
@@ -275,6 +281,7 @@ class Scheduler:
         instance = self.by_unit(status.name)
         if instance is None or instance.state in ENDED:
             return
+        renewed = bool(status.invocation_id) and instance.invocation_id not in {None, status.invocation_id}
         instance.invocation_id = status.invocation_id or instance.invocation_id
         instance.main_pid = status.main_pid or instance.main_pid
         instance.control_group = status.control_group or instance.control_group
@@ -286,6 +293,10 @@ class Scheduler:
         elif status.active_state == "active" and instance.state is S.STARTING:
             self._move(instance, S.LOADING, "engine executed")
             self._do(WatchLoading(instance.run))
+        elif renewed and instance.state in {S.STOPPING, S.STUCK}:
+            # Somebody restarted it (systemctl restart). What is on its way down never serves again: without another
+            # stop it would run on, and be waited for, for ever.
+            self._do(StopUnit(instance.run, instance.unit))
 
     def _on_engine_ready(self, event: EngineReady) -> None:
         instance = self.by_run(event.run)
@@ -351,10 +362,12 @@ class Scheduler:
         if event.error is None:
             self._end(instance, None, None)
             return
-        self._move(instance, S.STUCK, "did not stop")
-        for token in instance.unloaders:
+        if instance.state is not S.STUCK:
+            self._move(instance, S.STUCK, "did not stop")
+        for token in (*instance.unloaders, *(successor.token for successor in instance.successors)):
             self._do(Failed(token, event.error))
         instance.unloaders.clear()
+        instance.successors.clear()
 
     def _on_unit_vanished(self, event: UnitVanished) -> None:
         instance = self.by_unit(event.unit)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.arguments import Launch
@@ -45,7 +45,7 @@ class RecordItem(BaseModel):
     model_config = ConfigDict(frozen=True)
     name: str
     place: Place
-    bytes: int
+    bytes: int = Field(ge=0)
     evidence: Evidence
     formula: str
 
@@ -61,8 +61,8 @@ class Record(BaseModel):
     shards: tuple[Path, ...]
     size_bytes: int
     socket: Path
-    context_tokens: int
-    parallel: int
+    context_tokens: int = Field(ge=1)
+    parallel: int = Field(ge=1)
     window_tokens: int
     cache_type_k: CacheType
     cache_type_v: CacheType

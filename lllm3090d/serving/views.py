@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
@@ -25,6 +27,11 @@ from lllm3090d.wire import (
 )
 
 
+def path_text(path: Path) -> str:
+    """A path as JSON can carry it: bytes that are no UTF-8 become escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def plan_view(
     checkpoint: Checkpoint,
     facts: CheckpointFacts,
@@ -38,7 +45,7 @@ def plan_view(
     card_bytes = plan.quote.total_bytes(Place.CARD)
     return PlanView(
         model=checkpoint.name,
-        path=str(checkpoint.path),
+        path=path_text(checkpoint.path),
         architecture=facts.architecture,
         quantisation=facts.quantisation,
         context_tokens=plan.context_tokens,
@@ -76,7 +83,7 @@ def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceVie
         invocation_id=instance.invocation_id,
         main_pid=instance.main_pid,
         endpoint=str(instance.record.socket),
-        path=str(instance.record.path),
+        path=path_text(instance.record.path),
         context_tokens=instance.plan.context_tokens,
         parallel=instance.plan.parallel,
         window_tokens=instance.plan.window_tokens,
@@ -101,7 +108,7 @@ def model_view(
     return ModelView(
         name=checkpoint.name,
         aliases=tuple(sorted(alias for alias, name in aliases.items() if name == checkpoint.name)),
-        path=str(checkpoint.path),
+        path=path_text(checkpoint.path),
         size_bytes=checkpoint.size_bytes,
         shards=len(checkpoint.shards),
         architecture=facts.architecture if facts else None,

@@ -26,7 +26,7 @@ from lllm3090d.serving.history import time_text
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import identifier
-from lllm3090d.serving.views import card_view, engine_view, instance_view, model_view, plan_view
+from lllm3090d.serving.views import card_view, engine_view, instance_view, model_view, path_text, plan_view
 from lllm3090d.surfaces.openapi import document
 from lllm3090d.version import VERSION
 from lllm3090d.wire import (
@@ -136,7 +136,14 @@ async def own_user_only(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _body(request: web.Request, model: type[Body]) -> Body:
-    text = await request.read()
+    try:
+        text = await request.read()
+    except web.RequestPayloadError as error:  # encoded as something that it is not, or broken off
+        raise LlmError(
+            ErrorCode.NOT_JSON,
+            f"the body of {request.method} {request.path} cannot be read: {error}",
+            hint="Send it as it is, without a Content-Encoding.",
+        ) from error
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, absurdly long or deep
@@ -247,8 +254,8 @@ class ControlApi:
                 ),
                 engine=engine,
                 engine_problem=engine_problem.problem() if engine_problem else None,
-                models_dir=str(daemon.settings.models_dir),
-                config_file=str(daemon.config_file),
+                models_dir=path_text(daemon.settings.models_dir),
+                config_file=path_text(daemon.config_file),
                 instances=self._instance_views(),
             )
         )
@@ -263,7 +270,7 @@ class ControlApi:
     async def models(self, _: web.Request) -> web.Response:
         """``GET /v1/models``."""
         views = await asyncio.to_thread(self._model_views)
-        return _json(Models(models_dir=str(self.daemon.settings.models_dir), models=views))
+        return _json(Models(models_dir=path_text(self.daemon.settings.models_dir), models=views))
 
     def _model_views(self) -> tuple[ModelView, ...]:
         views = []

@@ -39,7 +39,7 @@ install_all() {
   [ -x "$venv/bin/python" ] || "$here/setup.sh" packages
   python=$("$here/setup.sh" python)
   say "installing into $venv"
-  mkdir -p "$data" "$bin" "$units"
+  mkdir -p "$data" "$bin" "$units" "${LLLM3090_MODELS_DIR:-$HOME/models}"
   if ! [ -x "$venv/bin/python" ]; then
     # Debian's own binding is used where pip's does not support the interpreter yet.
     local options=()

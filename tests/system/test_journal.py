@@ -285,6 +285,23 @@ def test_a_journal_that_cannot_be_read_is_not_an_empty_one(
     play(scenario)
 
 
+def test_half_an_entry_of_a_journalctl_that_was_killed_is_no_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def scenario(identifier: str) -> None:
+        assert [line.message for line in await journal.tail(identifier, 9)] == ["whole"]
+        with pytest.raises(LlmError) as caught:
+            await journal.last_lines_after_death(identifier, "x.service", 9)
+        assert caught.value.code is ErrorCode.LOGS_UNAVAILABLE
+
+    whole = json.dumps({"__REALTIME_TIMESTAMP": "1", "MESSAGE": "whole"})
+    stand_in = tmp_path / "journalctl"
+    stand_in.write_text(f"#!/bin/sh\nprintf '%s\\n%s' '{whole}' '{whole[:-9]}'\n", encoding="utf-8")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    play(scenario)
+
+
 def test_an_entry_beyond_all_bounds_ends_the_following_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

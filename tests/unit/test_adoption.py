@@ -152,6 +152,21 @@ CASES = [
         {"a"},
         id="a dead one without a record is not touched",
     ),
+    pytest.param(
+        # The same run in both would be held twice, and a stop of one would be a stop of nothing.
+        [unit("a"), unit("b", text=record("gemma", "a").model_dump_json())],
+        {"a"},
+        set(),
+        {"b"},
+        id="a record that was written for another unit",
+    ),
+    pytest.param(
+        [unit("a", text=record("qwen", "a").model_dump_json().replace('"bytes":7', '"bytes":-7'))],
+        set(),
+        set(),
+        {"a"},
+        id="a price below zero",
+    ),
 ]
 
 

@@ -339,7 +339,7 @@ def test_admitted_line_may_carry_the_instance() -> None:
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
         "SmolLM2-135M: admitted, context 8192 tokens (2 slots of 4096, q8_0 cache); reserved 512.0 MiB",
-        "smol: admitted",
+        "SmolLM2-135M: admitted",
     ]
 
 
@@ -459,6 +459,7 @@ def test_version_tells_both() -> None:
         ["ps", "extra\x1b[31m"],
         ["no-such-command\x1b[31m"],
         ["--timeout", "0", "ps"],
+        ["--timeout", "nan", "ps"],
         ["--socket", "", "ps"],
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,31 @@ def test_simultaneous_callers_share_one_probe(tmp_path: Path) -> None:
 
     assert len(answers) == 8
     assert _calls(build) == 3
+
+
+def test_simultaneous_callers_share_one_failure(tmp_path: Path) -> None:
+    """A build that hangs costs its time limit once, not once for each who waits."""
+    build, cache = _script(tmp_path, "#!/bin/sh\nsleep 60\n"), ProbeCache(time_limit_s=1.0)
+    failures: list[LlmError] = []
+    barrier = threading.Barrier(6)
+
+    def ask() -> None:
+        barrier.wait()
+        with pytest.raises(LlmError) as caught:
+            cache.get(build)
+        failures.append(caught.value)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failures) == 6
+    assert time.monotonic() - began < 4
+    with pytest.raises(LlmError) as again:  # who comes later asks anew
+        cache.get(build)
+    assert again.value not in failures
 
 
 def test_fingerprint_covers_the_libraries(tmp_path: Path) -> None:

@@ -356,6 +356,37 @@ def test_a_stop_that_fails_is_visible_and_holds_the_memory() -> None:
     assert kinds(world.do(UnitVanished(instance.unit, None))) == [WaitForMemory]
 
 
+def test_what_is_stuck_is_stopped_again_when_asked_and_keeps_nobody_waiting() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    world.do(UnloadRequested("u1", "a"))
+    assert kinds(world.load("a", "t1")) == [Queued]
+    failure = LlmError(ErrorCode.STOP_FAILED, "it did not die")
+    effects = world.do(StopFinished(instance.run, failure))
+    assert {e.token for e in effects if isinstance(e, Failed)} == {"u1", "t1"}
+    assert error_of(world.load("a", "t2"), "t2").code is ErrorCode.STOP_FAILED
+    assert kinds(world.do(UnloadRequested("u2", "a"))) == [StopUnit]
+    assert error_of(world.do(StopFinished(instance.run, failure)), "u2") is failure
+    assert kinds(world.do(UnloadRequested("u3", "a"))) == [StopUnit]
+    world.do(StopFinished(instance.run, None))
+    assert UnloadDone in kinds(world.do(MemoryReleased(instance.run, 0)))
+
+
+def test_a_unit_that_somebody_restarts_is_stopped_again() -> None:
+    """`systemctl restart`: the same unit in another invocation, which nobody else would ever stop."""
+    world = World()
+    instance = world.bring_up("a")
+    world.do(UnitSeen(status(instance, active_state="deactivating")))
+    assert kinds(world.load("a", "t1")) == [Queued]
+    world.do(UnitSeen(status(instance, active_state="inactive", job_pending=True)))
+    assert instance.state is InstanceState.STOPPING
+    # What was true before the stop and is heard late says nothing new.
+    assert world.do(UnitSeen(status(instance))) == []
+    assert kinds(world.do(UnitSeen(status(instance, invocation_id="cd" * 16)))) == [StopUnit]
+    world.do(StopFinished(instance.run, None))
+    assert Resubmit in kinds(world.do(MemoryReleased(instance.run, 0)))
+
+
 def test_cancelling_one_of_two_waiters_leaves_the_load_to_the_other() -> None:
     world = World()
     world.load("a", "t1")
@@ -520,7 +551,9 @@ class Histories(RuleBasedStateMachine):
             return
         instance = data.draw(st.sampled_from(instances))
         news = data.draw(
-            st.sampled_from(["active", "deactivating", "failed", "gone", "started", "refused", "stopped"])
+            st.sampled_from(
+                ["active", "deactivating", "failed", "gone", "started", "refused", "stopped", "not stopped"]
+            )
         )
         match news:
             case "gone":
@@ -532,6 +565,9 @@ class Histories(RuleBasedStateMachine):
             case "stopped":
                 if instance.state in {InstanceState.STOPPING, InstanceState.STUCK}:
                     self.feed(StopFinished(instance.run, None))
+            case "not stopped":
+                if instance.state in {InstanceState.STOPPING, InstanceState.STUCK}:
+                    self.feed(StopFinished(instance.run, LlmError(ErrorCode.STOP_FAILED, "no")))
             case _:
                 result = "exit-code" if news == "failed" else "success"
                 self.feed(UnitSeen(status(instance, active_state=news, result=result)))

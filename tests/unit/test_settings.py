@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -301,6 +302,23 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
         load_settings(file, {})
     assert caught.value.code is ErrorCode.SETTINGS_INVALID
     assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "load_timeout_s = " + "9" * 5000])
+def test_toml_that_the_parser_gives_up_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(LlmError) as caught:
+        load_settings(file, {})
+    assert caught.value.code is ErrorCode.SETTINGS_INVALID
+    assert str(file) in caught.value.message
+
+
+def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    os.mkfifo(file)
+    with pytest.raises(LlmError, match="no regular file"):
+        load_settings(file, {})
 
 
 def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:

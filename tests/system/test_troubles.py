@@ -1,0 +1,151 @@
+"""Trouble around the daemon: a bus that does not answer, a systemd that begins anew, hands on the units themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.engine import install_fake_engine, set_behaviour
+from tests.fakes.gguf_files import write_llama
+from tests.system.harness import (
+    DAEMON_UNIT,
+    Service,
+    UnixConnection,
+    eventually,
+    model_units,
+    properties,
+    running,
+    systemctl,
+)
+
+pytestmark = pytest.mark.system
+BUS_UNIT = "dbus.service"
+# Longer than the daemon waits for one answer of systemd.
+BUS_SILENCE_S = 11.0
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Service]:
+    """A daemon with a fake engine that behaves, and one small model."""
+    engine = install_fake_engine(tmp_path / "engine")
+    made = Service(tmp_path, {"llama_dir": str(engine), "stop_timeout_s": "2"})
+    write_llama(made.models_dir / "tiny" / "tiny.gguf", head_count=2, kv_head_count=1)
+    with running(made) as started:
+        yield started
+
+
+def charged_bytes(service: Service) -> int:
+    charged: int = service.request("GET", "/v1/status").json()["card"]["reserved_by_us_bytes"]
+    return charged
+
+
+def test_an_engine_whose_start_was_not_answered_is_not_lost(fake: Service) -> None:
+    """The bus hangs while the unit is asked for, and delivers the request later."""
+    fake.request(
+        "POST", "/v1/plan", {"model": "tiny"}
+    )  # so that the engine is known and the start comes at once
+    bus = int(properties(BUS_UNIT, "MainPID").get("MainPID", "0"))
+    if bus == 0:
+        pytest.skip(f"this session bus is not {BUS_UNIT}")
+    os.kill(bus, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            load = pool.submit(fake.load, "tiny")
+            threading.Event().wait(BUS_SILENCE_S)
+        finally:
+            os.kill(bus, signal.SIGCONT)
+        assert load.result(20)[-1]["kind"] == "ready"
+    assert list(model_units()) == [fake.instances()["tiny"]["unit"]]
+    assert charged_bytes(fake) > 0
+    fake.ctl("unload", "tiny")
+    assert model_units() == {}
+    assert charged_bytes(fake) == 0
+
+
+def test_an_unload_while_systemd_begins_anew(fake: Service) -> None:
+    """`systemctl daemon-reexec`, as an upgrade does: requests meanwhile are lost, and repeated."""
+    for _ in range(3):
+        fake.load("tiny")
+        with ThreadPoolExecutor(1) as pool:
+            unload = pool.submit(fake.ctl, "unload", "tiny", timeout=30)
+            for _ in range(3):
+                systemctl("daemon-reexec", check=False)
+            unload.result(30)
+        assert model_units() == {}
+        assert fake.instances() == {}
+
+
+def test_a_restart_of_a_loading_unit_by_hand_leaves_nobody_waiting(fake: Service) -> None:
+    set_behaviour(fake.directory / "engine", load_s=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(fake.load, "tiny")
+        (unit,) = eventually(lambda: list(model_units()))
+        eventually(lambda: fake.state("tiny") == "loading")
+        systemctl("restart", unit)
+        assert load.result(20)[-1]["problem"]["code"] == "load_cancelled"
+    eventually(lambda: fake.instances() == {} or None, what="the end of the instance")
+    assert model_units() == {}
+    assert fake.load("tiny")[-1]["kind"] == "ready"
+
+
+def test_a_record_in_a_foreign_unit_does_not_keep_the_daemon_from_starting(fake: Service) -> None:
+    """Somebody's unit with our prefix and a copy of our record, under another model's name."""
+    ours = fake.load("tiny")[-1]["instance"]
+    assignments = shlex.split(systemctl("show", ours["unit"], "--property=Environment", "--value"))
+    record = next(item for item in assignments if item.startswith("LLLM3090_RECORD="))
+    forged = json.loads(record.partition("=")[2]) | {"name": "another"}
+    foreign = "lllm3090-x-y.service"
+    command = ["systemd-run", "--user", f"--unit={foreign}", "-E", "LLLM3090_RECORD=" + json.dumps(forged)]
+    subprocess.run([*command, "sleep", "1000"], check=True, capture_output=True)
+    try:
+        old = fake.main_pid()
+        os.kill(old, signal.SIGKILL)
+        eventually(lambda: fake.main_pid() not in {0, old})
+        assert set(fake.instances()) == {"tiny"}
+        assert fake.instances()["tiny"]["main_pid"] == ours["main_pid"]
+        assert properties(foreign, "ActiveState") == {"ActiveState": "active"}
+    finally:
+        systemctl("stop", foreign)
+    assert properties(DAEMON_UNIT, "ActiveState") == {"ActiveState": "active"}
+
+
+def test_a_name_that_is_no_utf8_does_not_hide_the_other_models(fake: Service) -> None:
+    directory = os.fsencode(fake.models_dir) + b"/caf\xe9"
+    os.mkdir(directory)  # noqa: PTH102 - pathlib has no bytes
+    os.link(fake.models_dir / "tiny" / "tiny.gguf", directory + b"/x.gguf")
+    models = {model["name"] for model in fake.request("GET", "/v1/models").json()["models"]}
+    assert models == {"tiny", "caf\\xe9"}
+    answer = fake.request("POST", "/v1/load", {"model": "caf\\xe9"})
+    assert 400 <= answer.status < 500
+    assert "not valid UTF-8" in answer.json()["detail"]
+    assert fake.ctl("models").returncode == 0
+
+
+def test_a_body_that_is_not_what_its_encoding_says(fake: Service) -> None:
+    connection = UnixConnection(fake.control_socket)
+    connection.request("POST", "/v1/plan", b"hello", {"Content-Encoding": "gzip"})
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["code"]) == (400, "not_json")
+    connection.close()
+
+
+def test_a_load_that_is_looked_up_is_answered_when_the_daemon_stops(fake: Service) -> None:
+    server = fake.directory / "engine" / "llama-server"
+    server.rename(server.with_name("real"))
+    server.write_text('#!/bin/sh\nsleep 1\nexec "${0%/*}/real" "$@"\n')
+    server.chmod(0o755)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(fake.load, "tiny")
+        threading.Event().wait(0.5)
+        fake.stop()
+        assert load.result(20)[-1]["code"] == "shutting_down"
+    assert model_units() == {}
