@@ -68,6 +68,7 @@ class Mtp(enum.Enum):
     NONE = "none"  # the architecture has none
     SKIPPED = "skipped"  # the engine never loads them
     LOADED = "loaded"  # loaded when drafting is asked for
+    OPTIONAL = "optional"  # the same, and a file may lack their tensors though it counts the blocks
 
 
 class Graph(enum.Enum):
@@ -159,9 +160,9 @@ _SLIDING = {
 _SLIDING_WITH_MTP = {
     "exaone4": (Sliding(_LAST, 4, default_tokens=4096, trunk_blocks=64), Mtp.SKIPPED),
     "exaone-moe": (Sliding(_LAST, 4, required=True), Mtp.SKIPPED),
-    "cohere2moe": (Sliding(_FIRST, 4, required=True), Mtp.LOADED),
-    "mimo2": (Sliding(Periods.ARRAY, required=True), Mtp.LOADED),
-    "step35": (Sliding(Periods.ARRAY, required=True), Mtp.LOADED),
+    "cohere2moe": (Sliding(_FIRST, 4, required=True), Mtp.OPTIONAL),
+    "mimo2": (Sliding(Periods.ARRAY, required=True), Mtp.OPTIONAL),
+    "step35": (Sliding(Periods.ARRAY, required=True), Mtp.OPTIONAL),
 }
 _NO_KV_HEADS = Recurrence.NO_KV_HEADS
 _LFM2 = Architecture(
@@ -186,7 +187,7 @@ _QWEN_HYBRID = Architecture(
     graph=Graph.GATED_ATTENTION,
 )
 _RWKV = Architecture(recurrence=Recurrence.ALL, state=State.WKV, embedding_is_output=False, graph=Graph.NONE)
-_INDEXED = Architecture(may_be_latent=True, indexer=True, mtp=Mtp.LOADED, graph=Graph.NONE)
+_INDEXED = Architecture(may_be_latent=True, indexer=True, mtp=Mtp.OPTIONAL, graph=Graph.NONE)
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -213,10 +214,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "deci": Architecture(blank_layers=True),
         "bailingmoe2": Architecture(mtp=Mtp.SKIPPED),
         "glm4": Architecture(mtp=Mtp.SKIPPED),
-        "glm4moe": Architecture(mtp=Mtp.LOADED),
-        "hy_v3": Architecture(mtp=Mtp.LOADED),
-        "deepseek2": Architecture(may_be_latent=True, mtp=Mtp.LOADED),
-        "mistral4": Architecture(may_be_latent=True, mtp=Mtp.LOADED),
+        "glm4moe": Architecture(mtp=Mtp.OPTIONAL),
+        "hy_v3": Architecture(mtp=Mtp.OPTIONAL),
+        "deepseek2": Architecture(may_be_latent=True, mtp=Mtp.OPTIONAL),
+        "mistral4": Architecture(may_be_latent=True, mtp=Mtp.OPTIONAL),
         "deepseek32": _INDEXED,
         "glm-dsa": _INDEXED,
         "qwen3next": Architecture(
@@ -242,7 +243,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             state=State.DELTA,
             may_be_latent=True,
             rolls_back=True,
-            mtp=Mtp.LOADED,
+            mtp=Mtp.OPTIONAL,
             mtp_in_context=True,
             graph=Graph.NONE,
         ),

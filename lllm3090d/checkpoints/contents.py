@@ -22,6 +22,7 @@ from lllm3090d.checkpoints.weights import (
 from lllm3090d.errors import ErrorCode, LlmError
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS of the engine
+_FUSION = "nextn.eh_proj.weight"  # by this tensor the engine knows a block for multi-token prediction
 
 
 class Tensors:
@@ -55,10 +56,15 @@ class Tensors:
         for header in headers:
             for tensor in header.tensors:
                 self._add(tensor, mtp_key)
-        for index, block in enumerate(self._blocks):
+        needed = self.trunk_count if rule.mtp is Mtp.OPTIONAL else self.layer_count
+        for index, block in enumerate(self._blocks[:needed]):
             if not block:
                 raise self.bad(f"block {index} of {self.layer_count} has no tensors")
         self._required("token_embd.weight")
+        if mtp_count:
+            self.has_mtp = _FUSION in self._blocks[self.trunk_count]
+            if rule.mtp is Mtp.LOADED and not self.has_mtp:
+                raise self.bad(f"{mtp_key} is {mtp_count}, yet blk.{self.trunk_count}.{_FUSION} is missing")
 
     def bad(self, reason: str) -> LlmError:
         """BAD_CHECKPOINT for the whole checkpoint."""
@@ -133,4 +139,3 @@ class Tensors:
                     f"the tensor {printable(tensor.name)} predicts a further token,"
                     f" yet {mtp_key} leaves block {place[0]} in the trunk"
                 )
-            self.has_mtp = True

@@ -206,9 +206,7 @@ class CheckpointFacts:
         return sum(layer.weight_bytes for layer in self.layers) + self.tables.all.stored
 
 
-def read_facts(
-    shards: Sequence[Path], read: Callable[[Path], GgufHeader] = read_header
-) -> CheckpointFacts:
+def read_facts(shards: Sequence[Path], read: Callable[[Path], GgufHeader] = read_header) -> CheckpointFacts:
     """Read the facts of a checkpoint from the headers of all its shards; blocks for milliseconds.
 
     Args:
@@ -250,7 +248,7 @@ def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
         tables=tensors.table_weights(),
         file_bytes=sum(header.file_bytes for header in headers),
         has_chat_template=keys.value("tokenizer.chat_template") not in (None, ""),
-        has_mtp=tensors.has_mtp and rule.mtp is Mtp.LOADED,
+        has_mtp=tensors.has_mtp and rule.mtp in (Mtp.LOADED, Mtp.OPTIONAL),
         expert_count=keys.number(f"{architecture}.expert_count", 0),
         widest_v_values=widest,
         per_layer_embedding_values=_per_layer_embedding(keys, architecture, rule),
@@ -286,7 +284,9 @@ class FactsCache:
             if stamp in self._entries:
                 self._entries.move_to_end(stamp)
                 return self._entries[stamp]
-        facts = read_facts(files, self._read)  # outside the lock: a slow disk must not hold up other checkpoints
+        facts = read_facts(
+            files, self._read
+        )  # outside the lock: a slow disk must not hold up other checkpoints
         if _stamp(files) == stamp:
             with self._lock:
                 self._entries[stamp] = facts

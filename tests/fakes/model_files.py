@@ -275,7 +275,7 @@ def each(sheet: Sheet, *norms: str) -> Iterator[int]:
         yield block
 
 
-@recipe("llama", "mistral3", "smollm3", "qwen2", "qwen3", "qwen3moe")
+@recipe("llama", "mistral3", "smollm3", "granite", "smallthinker", "qwen2", "qwen3", "qwen3moe")
 def _transformers(sheet: Sheet) -> None:
     architecture = sheet.spec.architecture
     sheet.tables()
@@ -304,11 +304,11 @@ def _phi3(sheet: Sheet) -> None:
 _GEMMA_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
 
-@recipe("gemma3", "gemma-embedding")
+@recipe("gemma2", "gemma3", "gemma-embedding")
 def _gemma3(sheet: Sheet) -> None:
     sheet.tables()
     for block in each(sheet, *_GEMMA_NORMS):
-        sheet.attention(block, qk_norm=True)
+        sheet.attention(block, qk_norm=sheet.spec.architecture != "gemma2")
         sheet.dense(block, sheet.key("feed_forward_length", block))
 
 
@@ -548,3 +548,51 @@ def _encoders(sheet: Sheet) -> None:
             sheet.vector(block, "ffn_down.bias", width)
         else:
             sheet.matrices(block, attn_qkv=(width, 3 * width), attn_output=(width, width))
+
+
+@recipe("cohere2")
+def _cohere2(sheet: Sheet) -> None:
+    sheet.tables()
+    for block in each(sheet, "attn_norm"):
+        sheet.attention(block)
+        sheet.dense(block, sheet.key("feed_forward_length", block))
+
+
+@recipe("olmo2", "exaone4")
+def _norms_behind(sheet: Sheet) -> None:
+    """Norms behind attention and feed-forward; olmo2 also norms all heads together."""
+    sheet.tables()
+    olmo2 = sheet.spec.architecture == "olmo2"
+    for block in each(sheet, "post_attention_norm", "post_ffw_norm"):
+        sheet.attention(block, qk_norm=not olmo2)
+        if olmo2:
+            q, k, _ = sheet.heads(block)
+            sheet.vectors(block, attn_q_norm=q, attn_k_norm=k)
+        sheet.dense(block, sheet.key("feed_forward_length", block))
+        sheet.next_token(block)
+
+
+@recipe("glm4")
+def _glm4(sheet: Sheet) -> None:
+    sheet.tables()
+    for block in each(sheet, *_GEMMA_NORMS):
+        ff = sheet.key("feed_forward_length", block)
+        sheet.attention(block)
+        sheet.matrices(block, ffn_up=(sheet.width, 2 * ff), ffn_down=(ff, sheet.width))  # gate and up in one
+        sheet.next_token(block)
+
+
+@recipe("mimo2")
+def _mimo2(sheet: Sheet) -> None:
+    """Keys and values of different lengths, experts behind the first blocks."""
+    sheet.tables()
+    for block in each(sheet, "attn_norm", "ffn_norm"):
+        q, k, v = sheet.heads(block)
+        heads, kv_heads = sheet.key("attention.head_count"), sheet.key("attention.head_count_kv")
+        sheet.matrices(block, attn_q=(sheet.width, q), attn_k=(sheet.width, k), attn_v=(sheet.width, v))
+        sheet.matrices(block, attn_output=(v // kv_heads * heads, sheet.width))
+        if block < sheet.trunk and block >= sheet.keys["leading_dense_block_count"]:
+            sheet.experts(block, sheet.keys["expert_feed_forward_length"], router="bias")
+        else:
+            sheet.dense(block, sheet.key("feed_forward_length", block))
+        sheet.next_token(block)

@@ -29,6 +29,8 @@ class RandomCase:
 
 
 ARCHITECTURES = tuple(sorted(RECIPES))
+UNTIED = ("gpt-oss", "muse-glimmer", "olmo2", "mimo2")  # the engine insists on an output matrix
+TIED = ("gemma2", "cohere2")  # the engine knows no other
 
 
 @st.composite
@@ -40,7 +42,7 @@ def random_cases(draw: Draw, architecture: str) -> RandomCase:
         vocabulary=draw(st.integers(8, 64)) * 32,
         keys=_keys(draw, architecture),
         quantisation=draw(st.sampled_from(sorted(QUANTISATIONS))),
-        tied=draw(st.booleans()) if architecture not in ("gpt-oss", "muse-glimmer") else False,
+        tied=architecture in TIED or draw(st.booleans()) if architecture not in UNTIED else False,
         options={"k_eq_v": draw(st.booleans())} if architecture == "gemma4" else {},
     )
     type_k = draw(st.sampled_from(CacheType))
@@ -99,6 +101,7 @@ def _experts(draw: Draw, keys: dict[str, Any]) -> None:
     keys["expert_count"] = count
     keys["expert_used_count"] = draw(st.integers(1, count))
     keys["expert_feed_forward_length"] = _multiple(draw, 32, 8)
+    keys["expert_gating_func"] = 2  # sigmoid
 
 
 def _per_block(draw: Draw, keys: dict[str, Any], values: tuple[int, ...]) -> list[int]:
@@ -268,6 +271,61 @@ def _encoder(draw: Draw, keys: dict[str, Any]) -> None:
     keys["attention.head_count_kv"] = keys["attention.head_count"]
 
 
+def _granite(draw: Draw, keys: dict[str, Any]) -> None:
+    _plain(draw, keys)
+    keys["logit_scale"] = 1.0
+
+
+def _cohere2(draw: Draw, keys: dict[str, Any]) -> None:
+    _window(draw, keys)
+    keys["logit_scale"] = 1.0
+
+
+def _perhaps_sliding(draw: Draw, keys: dict[str, Any]) -> None:
+    if draw(st.booleans()):
+        _window(draw, keys)
+        if draw(st.booleans()):
+            keys["attention.sliding_window_pattern"] = draw(st.integers(2, 8))
+
+
+def _gemma2(draw: Draw, keys: dict[str, Any]) -> None:
+    _lengths(draw, keys)
+    _perhaps_sliding(draw, keys)
+
+
+def _smallthinker(draw: Draw, keys: dict[str, Any]) -> None:
+    _mixture(draw, keys)
+    _perhaps_sliding(draw, keys)
+
+
+def _exaone4(draw: Draw, keys: dict[str, Any]) -> None:
+    keys["block_count"] = draw(st.sampled_from((5, 64)))
+    _never_loaded(draw, keys)
+
+
+def _never_loaded(draw: Draw, keys: dict[str, Any]) -> None:
+    keys["nextn_predict_layers"] = draw(st.integers(0, 1))
+    keys["block_count"] += keys["nextn_predict_layers"]
+
+
+def _glm4(draw: Draw, keys: dict[str, Any]) -> None:
+    _plain(draw, keys)
+    _never_loaded(draw, keys)
+
+
+def _mimo2(draw: Draw, keys: dict[str, Any]) -> None:
+    _experts(draw, keys)
+    _window(draw, keys)
+    keys["attention.key_length"] = _multiple(draw, 32, 8)
+    keys["attention.value_length"] = _multiple(draw, 32, 8)
+    pattern = [value == 1 for value in _per_block(draw, keys, (0, 1))]
+    _never_loaded(draw, keys)
+    pattern += [False] * keys["nextn_predict_layers"]
+    keys["attention.sliding_window_pattern"] = pattern
+    keys["rope.dimension_count"] = 32
+    keys["leading_dense_block_count"] = 1
+
+
 def _gemma_embedding(draw: Draw, keys: dict[str, Any]) -> None:
     _sliding(draw, keys)
     keys["pooling_type"] = 1
@@ -280,6 +338,14 @@ def _phi3(draw: Draw, keys: dict[str, Any]) -> None:
 
 _ADD: dict[str, Callable[[Draw, dict[str, Any]], None]] = {
     **dict.fromkeys(("llama", "mistral3", "smollm3", "qwen3"), _plain),
+    "granite": _granite,
+    "gemma2": _gemma2,
+    "cohere2": _cohere2,
+    "olmo2": _perhaps_sliding,
+    "exaone4": _exaone4,
+    "glm4": _glm4,
+    "smallthinker": _smallthinker,
+    "mimo2": _mimo2,
     "qwen2": lambda draw, keys: None,  # its heads together are as wide as the embedding
     "qwen3moe": _mixture,
     "phi3": _phi3,

@@ -114,12 +114,25 @@ def test_contradictions_name_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_drafting_needs_the_tensors_not_only_the_key(tmp_path: Path) -> None:
-    whole, stripped = "qwen3.5-27b-mtp", "blk.64.nextn"
-    assert facts_of(whole).has_mtp
-    assert len(facts_of(whole).mtp_layers) == 1
-    facts = read_facts([changed(tmp_path, whole, {}, stripped)])
-    assert not facts.has_mtp
+    """Without them the engine loads some architectures for what is left, and others not at all."""
+    for whole in ("qwen3.5-27b-mtp", "glm-4.5-air"):
+        assert facts_of(whole).has_mtp
+        assert len(facts_of(whole).mtp_layers) == 1
     assert not facts_of("qwen3.5-27b").has_mtp
+    stripped = read_facts([changed(tmp_path, "glm-4.5-air", {}, "blk.46.nextn")])
+    assert not stripped.has_mtp
+    error = refusal(changed(tmp_path, "qwen3.5-27b-mtp", {}, "blk.64.nextn"))
+    assert "blk.64.nextn.eh_proj.weight is missing" in error.message
+
+
+def test_blocks_that_were_stripped_are_missed_only_where_the_engine_misses_them(tmp_path: Path) -> None:
+    facts = read_facts([changed(tmp_path, "glm-4.5-air", {}, "blk.46.")])
+    assert not facts.has_mtp
+    assert facts.trunk == facts_of("glm-4.5-air").trunk
+    assert (
+        "block 64 of 65 has no tensors"
+        in refusal(changed(tmp_path, "qwen3.5-27b-mtp", {}, "blk.64.")).message
+    )
 
 
 def test_rollback_needs_a_state() -> None:
