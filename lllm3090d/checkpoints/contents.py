@@ -133,9 +133,8 @@ class Tensors:
         if name in found:
             raise self.bad(f"the tensor {printable(tensor.name)} occurs in two of its files")
         found[name] = tensor
-        if place is not None and name.startswith("nextn."):
-            if place[0] < self.trunk_count:
-                raise self.bad(
-                    f"the tensor {printable(tensor.name)} predicts a further token,"
-                    f" yet {mtp_key} leaves block {place[0]} in the trunk"
-                )
+        if place is not None and name.startswith("nextn.") and place[0] < self.trunk_count:
+            raise self.bad(
+                f"the tensor {printable(tensor.name)} predicts a further token,"
+                f" yet {mtp_key} leaves block {place[0]} in the trunk"
+            )

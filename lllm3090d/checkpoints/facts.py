@@ -167,8 +167,8 @@ class CheckpointFacts:
 
     @property
     def context_layers(self) -> tuple[LayerFacts, ...]:
-        """The blocks with a place in the main context: the trunk, and with some hybrids all blocks."""
-        return self.layers if self.rule.mtp_in_context else self.trunk
+        """The blocks with a place in the main context: the trunk, and with some hybrids more."""
+        return tuple(layer for layer in self.layers if layer.in_main_context)
 
     @property
     def keeps_context(self) -> bool:

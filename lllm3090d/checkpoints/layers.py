@@ -49,6 +49,8 @@ class LayerFacts:
         expert_length: width of one expert.
         experts_gated: the experts have a gate.
         is_mtp: it predicts a further token and belongs to no trunk.
+        in_main_context: its cache is in the main context; of a block for multi-token prediction it is so only
+            with some hybrids, where nothing uses it there.
     """
 
     kind: LayerKind
@@ -67,6 +69,7 @@ class LayerFacts:
     expert_length: int = 0
     experts_gated: bool = False
     is_mtp: bool = False
+    in_main_context: bool = True
 
     @property
     def owns_kv(self) -> bool:
@@ -166,6 +169,7 @@ def read_layers(
                     tensors.shape(i, f"ffn_{gate}_exps.weight") for gate in ("gate", "gate_up")
                 ),
                 is_mtp=i >= trunk,
+                in_main_context=i < trunk or _mtp_in_context(rule, plan, i),
             )
         )
     widest = max(plan.kv_heads[i] * plan.head_lengths(i)[1] for i in range(count))
@@ -332,7 +336,7 @@ def _kind(
     if not rule.has_memory:
         return LayerKind.NONE
     attends = plan.kv_heads[index] > 0
-    if rule.recurrence is Recurrence.NO_KV_HEADS_NO_FFN:
+    if rule.recurrence is Recurrence.NO_KV_HEADS_NO_FFN and trunk:
         attends = not plan.recurrent[index] and plan.feed_forward[index] == 0
     elif rule.recurrence is not None and rule.recurrence is not Recurrence.BESIDE_ATTENTION:
         attends = not (trunk and plan.recurrent[index])
@@ -343,6 +347,11 @@ def _kind(
     if latent:
         return LayerKind.LATENT
     return LayerKind.SLIDING if plan.slides[index] else LayerKind.FULL
+
+
+def _mtp_in_context(rule: Architecture, plan: _Plan, index: int) -> bool:
+    one_mixer = rule.recurrence is Recurrence.NO_KV_HEADS_NO_FFN
+    return rule.mtp_in_context and not (one_mixer and plan.feed_forward[index])
 
 
 def _kv_owners(keys: Keys, architecture: str, rule: Architecture, count: int) -> int:

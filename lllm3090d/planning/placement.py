@@ -119,7 +119,7 @@ def context(
     memory = memory_of(backend)
     card = host = 0
     for index, layer in enumerate(facts.layers):
-        if layer.is_mtp and not facts.rule.mtp_in_context:
+        if not layer.in_main_context:
             continue
         where = memory if index >= first else Memory.HOST
         size = cache.layer_kv_bytes(facts, layer, shape, types, memory=where)

@@ -493,7 +493,11 @@ def _nemotron_h(sheet: Sheet) -> None:
     sheet.tables()
     for block in each(sheet, "attn_norm"):
         ff = sheet.key("feed_forward_length", block)
-        if ff and sheet.spec.architecture == "nemotron_h_moe":
+        if block >= sheet.trunk:  # attention and experts in one
+            sheet.next_token(block)
+            sheet.norms(block, "post_attention_norm")
+            sheet.attention(block)
+        if (ff or block >= sheet.trunk) and sheet.spec.architecture == "nemotron_h_moe":
             shared = keys["expert_shared_feed_forward_length"]
             sheet.experts(
                 block, keys["expert_feed_forward_length"], gate=False, shared=shared, router="bias"

@@ -87,8 +87,8 @@ def _keys(draw: Draw, architecture: str) -> dict[str, Any]:
     return keys
 
 
-def _lengths(draw: Draw, keys: dict[str, Any], suffix: str = "") -> None:
-    length = _multiple(draw, 32, 8)
+def _lengths(draw: Draw, keys: dict[str, Any], suffix: str = "", *, of: int = 32) -> None:
+    length = _multiple(draw, of, 256 // of)
     keys[f"attention.key_length{suffix}"] = keys[f"attention.value_length{suffix}"] = length
 
 
@@ -99,7 +99,8 @@ def _window(draw: Draw, keys: dict[str, Any]) -> None:
 def _experts(draw: Draw, keys: dict[str, Any]) -> None:
     count = draw(st.integers(2, 16))
     keys["expert_count"] = count
-    keys["expert_used_count"] = draw(st.integers(1, count))
+    # The engine has room for some 8 graph nodes per tensor, which more experts in a small model exceed.
+    keys["expert_used_count"] = draw(st.integers(1, min(count, 6)))
     keys["expert_feed_forward_length"] = _multiple(draw, 32, 8)
     keys["expert_gating_func"] = 2  # sigmoid
 
@@ -151,8 +152,10 @@ def _gemma3n(draw: Draw, keys: dict[str, Any]) -> None:
 
 
 def _gemma4(draw: Draw, keys: dict[str, Any]) -> None:
-    _sliding(draw, keys)
-    _lengths(draw, keys, "_swa")
+    _window(draw, keys)
+    # Multiples of 64: the engine decides by the first layer whether the rows of all others are rotated.
+    _lengths(draw, keys, of=64)
+    _lengths(draw, keys, "_swa", of=64)
     period, times, shared = draw(st.integers(2, 5)), draw(st.integers(1, 3)), draw(st.integers(0, 2))
     keys["block_count"] = period * (times + shared)
     # The layers that share look back to the last two with a cache: one that slides, then a dense one.
@@ -252,6 +255,11 @@ def _nemotron_h(draw: Draw, keys: dict[str, Any], *, experts: bool) -> None:
         _experts(draw, keys)
         keys["expert_shared_feed_forward_length"] = _multiple(draw, 32, 8)
         keys["expert_shared_count"] = 1
+        keys["nextn_predict_layers"] = draw(st.integers(0, 1))
+        keys["block_count"] += keys["nextn_predict_layers"]
+        for _ in range(keys["nextn_predict_layers"]):
+            keys["attention.head_count_kv"].append(heads)
+            keys["feed_forward_length"].append(draw(st.sampled_from((0, wide))))
 
 
 def _falcon_h1(draw: Draw, keys: dict[str, Any]) -> None:

@@ -318,3 +318,24 @@ def test_a_spec_is_data() -> None:
     assert isinstance(spec, ModelSpec)
     wider = replace(spec, vocabulary=2 * spec.vocabulary)
     assert sum(t.size_bytes for t in tensors_of(wider)) > sum(t.size_bytes for t in tensors_of(spec))
+
+
+@pytest.mark.parametrize("width", [0, 1856])
+def test_a_drafting_block_of_nemotron_has_its_cache_where_the_engine_puts_it(
+    tmp_path: Path, width: int
+) -> None:
+    """In the draft context always; in the main one, unused, where its feed-forward length is 0."""
+    spec = published()["nemotron-3-nano-30b-a3b"]
+    keys = {
+        **spec.keys,
+        "block_count": 53,
+        "nextn_predict_layers": 1,
+        "attention.head_count_kv": [*spec.keys["attention.head_count_kv"], 2],
+        "feed_forward_length": [*spec.keys["feed_forward_length"], width],
+    }
+    facts = read_facts([write(tmp_path / "m.gguf", replace(spec, keys=keys))])
+    assert facts.has_mtp
+    block = facts.layers[52]
+    assert (block.kind, block.k_values, block.is_mtp) == (LayerKind.FULL, 256, True)
+    assert block.in_main_context is (width == 0)
+    assert len(facts.context_layers) == (53 if width == 0 else 52)
