@@ -9,8 +9,11 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lllm3090d.checkpoints.badges import Badge
+from lllm3090d.checkpoints.classify import DraftMethod, Kind
+from lllm3090d.checkpoints.facts import LayerKind
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import CacheType, CappedBy
@@ -52,6 +55,21 @@ class LoadBody(PlanOptions):
     """Body of ``POST /v1/load``."""
 
     token: Token | None = Field(default=None, description="chosen by the client, to cancel this load by it")
+
+
+class InspectBody(Request):
+    """Body of ``POST /v1/inspect``: exactly one of the two."""
+
+    model: Name | None = Field(default=None, description="name, alias, or unambiguous parts of a name")
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, description="absolute path of any GGUF file; of a split one any shard"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> InspectBody:
+        if (self.model is None) is (self.path is None):
+            raise ValueError("give either model or path")
+        return self
 
 
 class UnloadBody(Request):
@@ -151,6 +169,19 @@ class ModelView(Response):
     trained_context_tokens: int | None
     state: InstanceState | None = Field(default=None, description="state of its instance, if any")
     problem: dict[str, Any] | None = Field(default=None, description="why it cannot be loaded")
+    kind: Kind | None = None
+    badges: tuple[Badge, ...] = ()
+    cache_type: CacheType | None = Field(default=None, description="the setting, for kv_bytes_per_token")
+    kv_bytes_per_token: int | None = Field(
+        default=None, description="cache of one more token, in layers that keep the whole context"
+    )
+    window_bytes_per_token: int | None = Field(
+        default=None, description="cache of one token in the window of sliding layers"
+    )
+    sliding_window_tokens: int | None = Field(default=None, description="0 without sliding layers")
+    state_bytes_per_slot: int | None = Field(default=None, description="recurrent states of one slot")
+    projector: str | None = Field(default=None, description="file that lets it see or hear")
+    drafter: str | None = Field(default=None, description="file that guesses tokens for it")
 
 
 class Models(Response):
@@ -158,6 +189,72 @@ class Models(Response):
 
     models_dir: str
     models: tuple[ModelView, ...]
+
+
+class LayerView(Response):
+    """One block of a checkpoint."""
+
+    kind: LayerKind = Field(description="how it keeps its context")
+    keeps_state: bool = Field(description="it keeps a recurrent state, alone or beside its attention")
+    is_mtp: bool = Field(description="it predicts a further token and belongs to no trunk")
+    head_count: int = Field(description="query heads")
+    kv_head_count: int = Field(description="0 without a cache of its own")
+    key_length: int
+    value_length: int
+    experts_used: int = Field(description="experts that compute a token, 0 without experts")
+    weight_bytes: int
+
+
+class WeightView(Response):
+    """Bytes of the tensors with one use, as stored in the file."""
+
+    place: str
+    bytes: int
+
+
+class ContextCostView(Response):
+    """What a token of context takes with one type of cache."""
+
+    cache_type: CacheType
+    bytes_per_token: int | None = Field(
+        description="in layers that keep the whole context; null where the engine refuses the type"
+    )
+    window_bytes_per_token: int | None = Field(description="for each token in the window of sliding layers")
+
+
+class InspectView(Response):
+    """What a GGUF file is, and what its context costs.
+
+    Where no rule is known for the architecture, or the file is no model, ``problem`` says so and what only a
+    rule could tell is null or empty.
+    """
+
+    path: str = Field(description="the first file")
+    name: str | None = Field(default=None, description="of the model in the library, if it is one")
+    kind: Kind
+    draft_method: DraftMethod | None = Field(default=None, description="how a drafter drafts")
+    architecture: str | None
+    title: str | None
+    quantisation: str | None
+    size_bytes: int = Field(description="of all files")
+    shards: int
+    tensor_count: int
+    badges: tuple[Badge, ...] = ()
+    trained_context_tokens: int | None = None
+    vocabulary_size: int | None = None
+    embedding_length: int | None = None
+    block_count: int | None = None
+    expert_count: int | None = None
+    sliding_window_tokens: int | None = Field(default=None, description="0 without sliding layers")
+    layers: tuple[LayerView, ...] = Field(default=(), description="in order, those for MTP last")
+    output_tied: bool | None = Field(default=None, description="the output is the token embedding")
+    weights: tuple[WeightView, ...] = Field(default=(), description="of the trunk and the tables by use")
+    weight_bytes: int = Field(description="of all tensors that were found")
+    context_costs: tuple[ContextCostView, ...] = ()
+    state_bytes_per_slot: int | None = Field(default=None, description="recurrent states of one slot")
+    projector: str | None = Field(default=None, description="file that lets it see or hear")
+    drafter: str | None = Field(default=None, description="file that guesses tokens for it")
+    problem: dict[str, Any] | None = Field(default=None, description="why it cannot be planned or loaded")
 
 
 class CardView(Response):
@@ -198,6 +295,9 @@ class Status(Response):
     card: CardView
     engine: EngineView | None
     engine_problem: dict[str, Any] | None = None
+    state_problem: dict[str, Any] | None = Field(
+        default=None, description="why what is learnt is not kept, or what was learnt is lost"
+    )
     models_dir: str
     config_file: str
     instances: tuple[InstanceView, ...]

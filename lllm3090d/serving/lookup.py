@@ -16,6 +16,7 @@ from lllm3090d.checkpoints.watch import LibraryWatch
 from lllm3090d.engines.builds import find_build
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.engines.probe import ProbeCache
+from lllm3090d.errors import LlmError
 from lllm3090d.settings import Settings
 from lllm3090d.store import FILE_NAME, Store
 
@@ -87,6 +88,16 @@ class Lookup:
         """The engine the next load uses; blocking. Raises LlmError ENGINE_..."""
         build = find_build(self._settings())
         return build, self._probes.get(build)
+
+    def state_problem(self) -> LlmError | None:
+        """What is wrong with the state file, None when all is well; blocking."""
+        with self._lock:
+            self._cache()
+            return self._store.problem if self._store else None
+
+    def header(self, path: Path) -> GgufHeader:
+        """The header of any file, read when it is not known; blocks and raises as ``read_header``."""
+        return self._header(path)
 
     def _find(self, name: str) -> LookedUp:
         checkpoint = self.library().resolve(name)

@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
+from lllm3090d.planning.cache import CacheType
+from lllm3090d.planning.costs import ContextCost, context_cost, state_bytes_per_slot
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.reserves import Budget
@@ -103,8 +106,12 @@ def model_view(
     facts: CheckpointFacts | None,
     problem: LlmError | None,
     instance: Instance | None,
+    *,
+    badges: tuple[Badge, ...] = (),
+    cache_type: CacheType = CacheType.Q8_0,
 ) -> ModelView:
-    """A checkpoint as clients see it."""
+    """A checkpoint as clients see it; ``cache_type`` is what the price of a token is told for."""
+    cost = _cost(facts, cache_type) if facts and facts.keeps_context else None
     return ModelView(
         name=checkpoint.name,
         aliases=tuple(sorted(alias for alias, name in aliases.items() if name == checkpoint.name)),
@@ -116,7 +123,24 @@ def model_view(
         trained_context_tokens=facts.trained_context_tokens if facts else None,
         state=instance.state if instance else None,
         problem=problem.problem() if problem else None,
+        kind=checkpoint.kind,
+        badges=badges,
+        cache_type=cache_type if cost else None,
+        kv_bytes_per_token=cost.bytes_per_token if cost else None,
+        window_bytes_per_token=cost.window_bytes_per_token if cost else None,
+        sliding_window_tokens=facts.sliding_window_tokens if facts else None,
+        state_bytes_per_slot=state_bytes_per_slot(facts) if facts else None,
+        projector=path_text(checkpoint.projector.path) if checkpoint.projector else None,
+        drafter=path_text(checkpoint.drafter.path) if checkpoint.drafter else None,
     )
+
+
+def _cost(facts: CheckpointFacts, cache_type: CacheType) -> ContextCost | None:
+    """None where the engine refuses this type of cache for this model."""
+    try:
+        return context_cost(facts, cache_type)
+    except LlmError:
+        return None
 
 
 def card_view(

@@ -23,16 +23,18 @@ from lllm3090d.serving.daemon import Answer, Daemon, Moved
 from lllm3090d.serving.effects import LoadProgress
 from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
 from lllm3090d.serving.history import time_text
+from lllm3090d.serving.inspection import inspect, listed
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import identifier
-from lllm3090d.serving.views import card_view, engine_view, instance_view, model_view, path_text, plan_view
+from lllm3090d.serving.views import card_view, engine_view, instance_view, path_text, plan_view
 from lllm3090d.surfaces.openapi import document
 from lllm3090d.version import VERSION
 from lllm3090d.wire import (
     CancelBody,
     Cancelled,
     EngineView,
+    InspectBody,
     Instances,
     InstanceView,
     LoadBody,
@@ -209,6 +211,7 @@ class ControlApi:
                 web.get("/v1/instances/{name:.+}/logs", self.logs),
                 web.get("/v1/events", self.events),
                 web.get("/v1/openapi.json", self.openapi),
+                web.post("/v1/inspect", self.inspect),
                 web.post("/v1/plan", self.plan),
                 web.post("/v1/load", self.load),
                 web.post("/v1/unload", self.unload),
@@ -239,6 +242,7 @@ class ControlApi:
         except LlmError as error:
             card_problem = error
         engine, engine_problem = await asyncio.to_thread(self._engine)
+        state_problem = await asyncio.to_thread(daemon.lookup.state_problem)
         return _json(
             Status(
                 version=VERSION,
@@ -254,6 +258,7 @@ class ControlApi:
                 ),
                 engine=engine,
                 engine_problem=engine_problem.problem() if engine_problem else None,
+                state_problem=state_problem.problem() if state_problem else None,
                 models_dir=path_text(daemon.settings.models_dir),
                 config_file=path_text(daemon.config_file),
                 instances=self._instance_views(),
@@ -273,17 +278,16 @@ class ControlApi:
         return _json(Models(models_dir=path_text(self.daemon.settings.models_dir), models=views))
 
     def _model_views(self) -> tuple[ModelView, ...]:
-        views = []
-        for checkpoint in self.daemon.lookup.library().scan():
-            facts, problem = None, checkpoint.problem
-            if problem is None:
-                try:
-                    facts = self.daemon.lookup.facts.get(checkpoint.shards)
-                except LlmError as error:
-                    problem = error
-            instance = self.daemon.scheduler.instance(checkpoint.name)
-            views.append(model_view(checkpoint, self.daemon.settings.aliases, facts, problem, instance))
-        return tuple(views)
+        lookup, settings, scheduler = self.daemon.lookup, self.daemon.settings, self.daemon.scheduler
+        return tuple(
+            listed(lookup, settings, checkpoint, scheduler.instance(checkpoint.name))
+            for checkpoint in lookup.library().scan()
+        )
+
+    async def inspect(self, request: web.Request) -> web.Response:
+        """``POST /v1/inspect``: what a file is, by its headers alone."""
+        body = await _body(request, InspectBody)
+        return _json(await asyncio.to_thread(inspect, self.daemon.lookup, body))
 
     async def instances(self, _: web.Request) -> web.Response:
         """``GET /v1/instances``."""

@@ -23,6 +23,7 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
     ("get", "/v1/instances", "What runs", None, wire.Instances, JSON),
     ("get", "/v1/instances/{name}/logs", "Lines of an engine's log", None, wire.LogLine, NDJSON),
     ("get", "/v1/events", "What happened, and what happens", None, wire.Event, NDJSON),
+    ("post", "/v1/inspect", "What a GGUF file is", wire.InspectBody, wire.InspectView, JSON),
     ("post", "/v1/plan", "The plan a load would get now", wire.PlanBody, wire.PlanView, JSON),
     ("post", "/v1/load", "Load a model; streams until it is ready", wire.LoadBody, wire.LoadLine, NDJSON),
     ("post", "/v1/unload", "Unload; answers when its memory is back", wire.UnloadBody, wire.Unloaded, JSON),

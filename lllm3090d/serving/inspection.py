@@ -1,0 +1,194 @@
+"""What a file on disk is and what its context costs, as clients see it; blocks for the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lllm3090d.checkpoints.badges import Badge, model_badges, projector_badges
+from lllm3090d.checkpoints.classify import Digest, Kind, digest
+from lllm3090d.checkpoints.cursor import printable
+from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts
+from lllm3090d.checkpoints.header import GgufHeader
+from lllm3090d.checkpoints.library import Checkpoint, Companion
+from lllm3090d.checkpoints.shards import complete_shards
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.cache import CacheType
+from lllm3090d.planning.costs import context_cost, state_bytes_per_slot, unpriced, weights_by_place
+from lllm3090d.serving.lookup import Lookup
+from lllm3090d.serving.running import Instance
+from lllm3090d.serving.views import model_view, path_text
+from lllm3090d.settings import Settings
+from lllm3090d.wire import (
+    ContextCostView,
+    InspectBody,
+    InspectView,
+    LayerView,
+    ModelView,
+    WeightView,
+)
+
+SHOWN_CACHE_TYPES = (CacheType.Q8_0, CacheType.F16)
+
+
+def inspect(lookup: Lookup, body: InspectBody) -> InspectView:
+    """Everything the headers of a model or of a file tell.
+
+    Raises:
+        LlmError: INVALID_REQUEST for a path that is not absolute; UNKNOWN_MODEL, AMBIGUOUS_MODEL,
+            NO_MODELS, MODELS_DIR_UNREADABLE for a name; BAD_CHECKPOINT where not even a header can be read.
+    """
+    if body.model is not None:
+        checkpoint = lookup.library().resolve(body.model)
+        return _view(lookup, checkpoint.path, checkpoint)
+    path = _absolute(body.path or "")
+    return _view(lookup, path, _owner(lookup, path))
+
+
+def listed(
+    lookup: Lookup, settings: Settings, checkpoint: Checkpoint, instance: Instance | None
+) -> ModelView:
+    """One line of the list of models; what cannot be read or planned says why."""
+    facts, problem = None, checkpoint.problem
+    if problem is None:
+        try:
+            facts = lookup.facts.get(checkpoint.shards)
+            problem = unpriced(facts)
+        except LlmError as error:
+            problem = error
+    badges = _badges(lookup, facts, checkpoint) if facts else ()
+    return model_view(
+        checkpoint, settings.aliases, facts, problem, instance, badges=badges, cache_type=settings.cache_type
+    )
+
+
+def _absolute(text: str) -> Path:
+    path = Path(text)
+    if not path.is_absolute() or "\0" in text:
+        raise LlmError(
+            ErrorCode.INVALID_REQUEST,
+            f"{printable(text)} is not an absolute path.",
+            hint="Give the whole path, beginning with /.",
+        )
+    return path
+
+
+def _owner(lookup: Lookup, path: Path) -> Checkpoint | None:
+    """The model whose file this is. A file may be looked at without a library, so it may lack."""
+    try:
+        checkpoints = lookup.library().scan()
+    except LlmError as error:
+        if error.code is not ErrorCode.MODELS_DIR_UNREADABLE:
+            raise
+        return None
+    real = path.resolve()
+    return next((found for found in checkpoints if real in {file.resolve() for file in found.shards}), None)
+
+
+def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectView:
+    shards: tuple[Path, ...] = (path,)
+    facts = None
+    problem = checkpoint.problem if checkpoint else None
+    try:
+        shards = complete_shards((path,))
+    except LlmError as error:  # what is there is shown
+        problem = error
+    headers = [lookup.header(shard) for shard in shards]
+    first = digest(headers[0])
+    if problem is None:
+        try:
+            facts = lookup.facts.get(shards)
+            problem = unpriced(facts)
+        except LlmError as error:
+            problem = error
+    view = _header_view(headers, first, checkpoint, problem)
+    if facts is not None:
+        badges = _badges(lookup, facts, checkpoint)
+        return view.model_copy(update=_facts_fields(facts) | {"badges": badges})
+    return view
+
+
+def _header_view(
+    headers: list[GgufHeader], first: Digest, checkpoint: Checkpoint | None, problem: LlmError | None
+) -> InspectView:
+    """What the file says by itself, whether or not a rule is known for it."""
+    title = headers[0].metadata.get("general.name")
+    context = headers[0].metadata.get(f"{first.architecture}.context_length")
+    return InspectView(
+        path=path_text(headers[0].path),
+        name=checkpoint.name if checkpoint else None,
+        kind=first.kind,
+        draft_method=first.method,
+        architecture=printable(first.architecture) or None,
+        title=printable(title) if isinstance(title, str) and title else None,
+        quantisation=first.file_type or None,
+        size_bytes=sum(header.file_bytes for header in headers),
+        shards=first.split_count,
+        tensor_count=sum(len(header.tensors) for header in headers),
+        badges=projector_badges(headers[0]) if first.kind is Kind.PROJECTOR else (),
+        trained_context_tokens=context if isinstance(context, int) else None,
+        vocabulary_size=first.vocabulary_size or None,
+        embedding_length=first.embedding_length or None,
+        block_count=first.block_count or None,
+        weight_bytes=sum(tensor.size_bytes for header in headers for tensor in header.tensors),
+        projector=_file(checkpoint.projector if checkpoint else None),
+        drafter=_file(checkpoint.drafter if checkpoint else None),
+        problem=problem.problem() if problem else None,
+    )
+
+
+def _facts_fields(facts: CheckpointFacts) -> dict[str, object]:
+    """What only a rule for the architecture tells."""
+    return {
+        "title": facts.title,
+        "quantisation": facts.quantisation,
+        "trained_context_tokens": facts.trained_context_tokens,
+        "vocabulary_size": facts.vocabulary_size,
+        "embedding_length": facts.embedding_length,
+        "block_count": len(facts.layers),
+        "expert_count": facts.expert_count,
+        "sliding_window_tokens": facts.sliding_window_tokens,
+        "layers": tuple(map(_layer, facts.layers)),
+        "output_tied": facts.output_is_tied,
+        "weights": tuple(
+            WeightView(place=place, bytes=size) for place, size in weights_by_place(facts).items()
+        ),
+        "context_costs": tuple(_cost(facts, each) for each in SHOWN_CACHE_TYPES)
+        if facts.keeps_context
+        else (),
+        "state_bytes_per_slot": state_bytes_per_slot(facts),
+    }
+
+
+def _layer(layer: LayerFacts) -> LayerView:
+    return LayerView(
+        kind=layer.kind,
+        keeps_state=layer.keeps_state,
+        is_mtp=layer.is_mtp,
+        head_count=layer.head_count,
+        kv_head_count=layer.k_values // layer.key_length if layer.key_length else 0,
+        key_length=layer.key_length,
+        value_length=layer.value_length,
+        experts_used=layer.experts_used,
+        weight_bytes=layer.weight_bytes,
+    )
+
+
+def _cost(facts: CheckpointFacts, cache_type: CacheType) -> ContextCostView:
+    try:
+        cost = context_cost(facts, cache_type)
+    except LlmError:  # the engine refuses this type for this model; null says that
+        return ContextCostView(cache_type=cache_type, bytes_per_token=None, window_bytes_per_token=None)
+    return ContextCostView(
+        cache_type=cache_type,
+        bytes_per_token=cost.bytes_per_token,
+        window_bytes_per_token=cost.window_bytes_per_token,
+    )
+
+
+def _badges(lookup: Lookup, facts: CheckpointFacts, checkpoint: Checkpoint | None) -> tuple[Badge, ...]:
+    projector = checkpoint.projector if checkpoint else None
+    return model_badges(facts, lookup.header(projector.path) if projector else None)
+
+
+def _file(companion: Companion | None) -> str | None:
+    return path_text(companion.path) if companion else None
