@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from lllm3090ctl import loading, render
+from lllm3090ctl import checkpoints, loading, render
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure
@@ -269,14 +269,50 @@ def ps(client: Client, screen: Screen) -> int:
 def models(client: Client, screen: Screen) -> int:
     """List the models on disk, and why some cannot be loaded.
 
-    CONTEXT is the number of tokens a model was trained for.
+    CONTEXT is the number of tokens a model was trained for, B/TOKEN what the cache takes for one of them, in
+    bytes, and SLOT what its recurrent states take for each conversation. Projectors and drafters that go with
+    a model stand below the table.
 
     \b
     Example:
       lllm3090ctl models
     """
     listing = client.models()
-    screen.result(listing.members, render.models(listing))
+    screen.result(listing.members, checkpoints.models(listing))
+    return ExitStatus.OK
+
+
+def _inspect_body(_context: click.Context, parameter: click.Parameter, given: str) -> dict[str, object]:
+    """The request: a path where it looks like one or such a file is there, else a model's name."""
+    name = _checked_name(_context, parameter, given)
+    # No pathlib, for speed.
+    is_file = os.path.lexists(name) and not os.path.isdir(name)  # noqa: PTH112
+    if not (is_file or name.startswith(("/", "./", "../"))):
+        return {"model": name}
+    try:
+        path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
+        path.encode()
+    except (OSError, UnicodeEncodeError) as error:
+        raise click.BadParameter(f"the working directory of {name!r} cannot be named: {error}") from None
+    return {"path": path}
+
+
+@cli.command()
+@click.argument("body", metavar="FILE_OR_NAME", callback=_inspect_body)
+@_command()
+def inspect(client: Client, screen: Screen, body: dict[str, object]) -> int:
+    """Show what a model or any GGUF file is, layer by layer, and what its context costs.
+
+    FILE_OR_NAME is a file if there is one or if it begins with / or ./, else the name of a model. A file that
+    cannot be planned shows what its header says, and the reason.
+
+    \b
+    Examples:
+      lllm3090ctl inspect smollm2
+      lllm3090ctl inspect ./qwen-27b.gguf
+    """
+    view = client.inspect(body)
+    screen.result(view.members, checkpoints.inspection(view))
     return ExitStatus.OK
 
 

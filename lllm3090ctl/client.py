@@ -156,6 +156,10 @@ class Client:
         """``GET /v1/instances``."""
         return self._ask("GET", "/v1/instances")
 
+    def inspect(self, body: Mapping[str, object]) -> Document:
+        """``POST /v1/inspect``."""
+        return self._ask("POST", "/v1/inspect", body, PLAN_TIMEOUT_S)
+
     def plan(self, body: Mapping[str, object]) -> Document:
         """``POST /v1/plan``."""
         return self._ask("POST", "/v1/plan", body, PLAN_TIMEOUT_S)

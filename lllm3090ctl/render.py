@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.text import Block, Column, Table, align, clean, mib, mib_up, pairs, size
+from lllm3090ctl.text import Block, Column, Table, align, clean, mib, mib_up, pairs
 
 ON_CARD = "card"
 HOST_KIND = "cpu"
@@ -54,42 +54,6 @@ def instances(listing: Document) -> list[Block]:
     return [_instance_table(views), *_instance_failures(views)]
 
 
-def models(listing: Document) -> list[Block]:
-    """What ``models`` shows: the checkpoints, then why some of them cannot be loaded."""
-    directory = clean(listing.text("models_dir"))
-    views = listing.children("models")
-    if not views:
-        return [
-            f"There are no models in {directory}.",
-            "Put each model into a directory of its own there: " + f"{directory}/NAME/NAME.gguf",
-        ]
-    columns = (
-        Column("NAME"),
-        Column("SIZE", right=True),
-        Column("ARCH"),
-        Column("QUANT"),
-        Column("CONTEXT", right=True),
-        Column("STATE"),
-    )
-    rows = []
-    notes: list[Block] = []
-    for view in views:
-        problem = view.maybe_child("problem")
-        rows.append(
-            (
-                clean(view.text("name")),
-                size(view.whole("size_bytes")),
-                clean(view.maybe_text("architecture") or "-"),
-                clean(view.maybe_text("quantisation") or "-"),
-                str(view.maybe_whole("trained_context_tokens") or "-"),
-                clean(view.maybe_text("state") or ("unusable" if problem else "-")),
-            )
-        )
-        if problem:
-            notes.append(f"{clean(view.text('name'))}: {_problem_line(problem)}")
-    return [Table(columns, tuple(rows)), *notes]
-
-
 def status(view: Document, socket_path: str) -> list[Block]:
     """What ``status`` shows; lines only, so that nothing has to be imported to draw it."""
     card = view.child("card")
@@ -111,9 +75,10 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("card", card.maybe_child("problem")),
         ("engine", view.maybe_child("engine_problem")),
         ("engine", _engine_problem(view)),
+        ("state", view.maybe_child("state_problem")),
     ):
         if problem:
-            lines.append(f"{owner}: {_problem_line(problem)}")
+            lines.append(f"{owner}: {problem_line(problem)}")
     views = view.children("instances")
     lines.append("")
     lines.append(align(_instance_table(views)) if views else "No model is loaded.")
@@ -310,7 +275,7 @@ def _words(text: str) -> list[str]:
     return [word.strip(".,:;!") for word in text.lower().split()]
 
 
-def _problem_line(problem: Document) -> str:
+def problem_line(problem: Document) -> str:
     """What happened and the hint in one line, for a failure among others."""
     hint = problem.members.get("hint")
     return clean(_problem_text(problem) + (f" Hint: {hint}" if isinstance(hint, str) else ""))
@@ -357,7 +322,7 @@ def _instance_table(views: Sequence[Document]) -> Table:
 
 def _instance_failures(views: Sequence[Document]) -> list[Block]:
     return [
-        f"{clean(view.text('name'))}: {_problem_line(problem)}"
+        f"{clean(view.text('name'))}: {problem_line(problem)}"
         for view in views
         if (problem := view.maybe_child("failure"))
     ]

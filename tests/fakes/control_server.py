@@ -66,6 +66,7 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("GET", r"/v1/(version|status|models|instances)"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
     ("GET", r"/v1/events"): None,
+    ("POST", r"/v1/inspect"): wire.InspectBody,
     ("POST", r"/v1/plan"): wire.PlanBody,
     ("POST", r"/v1/load"): wire.LoadBody,
     ("POST", r"/v1/unload"): wire.UnloadBody,
@@ -387,6 +388,14 @@ MODELS = wire.Models.model_validate(
                 "quantisation": "Q4_K_M",
                 "trained_context_tokens": 8192,
                 "state": "ready",
+                "kind": "model",
+                "badges": ["dense", "vision"],
+                "cache_type": "q8_0",
+                "kv_bytes_per_token": 12240,
+                "window_bytes_per_token": 0,
+                "state_bytes_per_slot": 0,
+                "projector": "/home/x/models/SmolLM2-135M/mmproj.gguf",
+                "drafter": "/home/x/models/mtp-smol.gguf",
             },
             {
                 "name": "page",
@@ -402,6 +411,51 @@ MODELS = wire.Models.model_validate(
                 ).problem(),
             },
         ],
+    }
+)
+_LAYER = {
+    "kind": "full",
+    "keeps_state": False,
+    "is_mtp": False,
+    "head_count": 24,
+    "kv_head_count": 4,
+    "key_length": 256,
+    "value_length": 256,
+    "experts_used": 8,
+    "weight_bytes": MIB,
+}
+_RECURRENT = {**_LAYER, "kind": "recurrent", "keeps_state": True, "kv_head_count": 0}
+INSPECTED = wire.InspectView.model_validate(
+    {
+        "path": "/home/x/models/hybrid/m-00001-of-00002.gguf",
+        "name": "hybrid",
+        "kind": "model",
+        "architecture": "qwen35moe",
+        "title": "Hybrid",
+        "quantisation": "Q4_1",
+        "size_bytes": 41 * MIB,
+        "shards": 2,
+        "tensor_count": 400,
+        "badges": ["moe", "mtp"],
+        "trained_context_tokens": 262144,
+        "vocabulary_size": 1000,
+        "embedding_length": 2048,
+        "block_count": 41,
+        "expert_count": 256,
+        "sliding_window_tokens": 0,
+        "layers": [*([_RECURRENT, _RECURRENT, _RECURRENT, _LAYER] * 10), {**_LAYER, "is_mtp": True}],
+        "output_tied": True,
+        "weights": [
+            {"place": "token embedding", "bytes": 3 * MIB},
+            {"place": "experts", "bytes": 38 * MIB},
+            {"place": "output", "bytes": 0},
+        ],
+        "weight_bytes": 41 * MIB,
+        "context_costs": [
+            {"cache_type": "q8_0", "bytes_per_token": 10880, "window_bytes_per_token": 0},
+            {"cache_type": "f16", "bytes_per_token": 20480, "window_bytes_per_token": 1024},
+        ],
+        "state_bytes_per_slot": 63 * MIB,
     }
 )
 TOO_LARGE = LlmError(

@@ -12,6 +12,7 @@ from lllm3090d import wire
 from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.control_server import (
     ADMITTED,
+    INSPECTED,
     INSTANCE,
     LOADING,
     MIB,
@@ -42,6 +43,7 @@ UNLOADED = wire.Unloaded(name="SmolLM2-135M", run="k3f9", released_bytes=512 * M
         (["status"], {"status": STATUS}, wire.Status),
         (["models"], {"models": MODELS}, wire.Models),
         (["ps"], {"instances": wire.Instances(instances=(INSTANCE,))}, wire.Instances),
+        (["inspect", "hybrid"], {"inspect": INSPECTED}, wire.InspectView),
         (["plan", "smol"], {"plan": PLAN}, wire.PlanView),
         (["unload", "smol"], {"unload": UNLOADED}, wire.Unloaded),
     ],
@@ -87,13 +89,17 @@ def test_status_shows_problems_and_leaves_out_what_is_unknown() -> None:
         ("total_bytes", "used_bytes", "free_bytes", "reserved_by_driver_bytes", "available_bytes")
     )
     card = changed(STATUS.card, **silent, problem=unreadable)
-    answer = changed(STATUS, card=card, engine=None, engine_problem=missing, instances=())
+    lost = LlmError(ErrorCode.STATE_UNUSABLE, "The disk is full.", hint="Make room.").problem()
+    answer = changed(
+        STATUS, card=card, engine=None, engine_problem=missing, state_problem=lost, instances=()
+    )
     with ControlServer(status=answer) as server:
         done = ctl(server, "status")
     assert done.exit_code == 0
     assert "memory     MiB: reserved for models 512.0\n" in done.stdout
     assert "card: The card's memory cannot be read: NVML says no. Hint: Reboot.\n" in done.stdout
     assert "engine: No llama-server was found: No llama-server. Hint: Build one.\n" in done.stdout
+    assert "state: What was learnt cannot be kept: The disk is full. Hint: Make room.\n" in done.stdout
     assert done.stdout.endswith("\nNo model is loaded.\n")
 
 
@@ -127,9 +133,15 @@ def test_models_tells_what_cannot_be_loaded() -> None:
     """The problem stands below the table, in one line."""
     with ControlServer(models=MODELS) as server:
         lines = ctl(server, "models").stdout.splitlines()
-    assert lines[1].split() == ["SmolLM2-135M", "100.0", "MiB", "llama", "Q4_K_M", "8192", "ready"]
-    assert lines[2].split() == ["page", "3.0", "GiB", "-", "-", "-", "unusable"]
-    assert lines[3] == "page: The model file is damaged: It is HTML. Hint: Fetch it again."
+    assert lines[0].split() == [
+        "NAME", "KIND", "SIZE", "ARCH", "QUANT", "CONTEXT", "B/TOKEN", "SLOT", "STATE",
+    ]  # fmt: skip
+    assert lines[1].split() == [
+        "SmolLM2-135M", "dense", "vision", "100.0", "MiB", "llama", "Q4_K_M", "8192", "12,240", "-", "ready",
+    ]  # fmt: skip
+    assert lines[2].split() == ["page", "-", "3.0", "GiB", "-", "-", "-", "-", "-", "unusable"]
+    assert lines[3] == "SmolLM2-135M: with projector mmproj.gguf, drafter mtp-smol.gguf"
+    assert lines[4] == "page: The model file is damaged: It is HTML. Hint: Fetch it again."
 
 
 def test_plan_is_a_ledger() -> None:

@@ -14,6 +14,7 @@ from lllm3090ctl.cli import CACHE_TYPES, cli
 from lllm3090d import wire
 from lllm3090d.errors import ExitStatus
 from tests.fakes.control_server import (
+    INSPECTED,
     INSTANCE,
     MODELS,
     PLAN,
@@ -112,6 +113,7 @@ def test_examples_work(line: str) -> None:
         version=wire.Version(version="0.1.0"),
         status=STATUS,
         models=MODELS,
+        inspect=INSPECTED,
         instances=wire.Instances(instances=(INSTANCE,)),
         logs=Stream((wire.LogLine(at="t", message="m"),)),
         events=Stream((event(1),)),

@@ -1,0 +1,226 @@
+"""Checkpoints as text for a person: the list of models, and one file layer by layer. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from lllm3090ctl.documents import Document
+from lllm3090ctl.render import problem_line
+from lllm3090ctl.text import Block, Column, Table, clean, mib, pairs, size
+
+MAP_COLUMNS = 32
+INCOMPLETE = "incomplete_checkpoint"
+MODEL = "model"
+# Kind of layer -> its character in the map. A layer with attention and a state is BOTH; MTP is lower case.
+CHARACTERS = {"full": "F", "sliding": "S", "latent": "L", "recurrent": "R", "shared": "=", "none": "-"}
+BOTH = "B"
+UNKNOWN = "?"
+LEGEND = {
+    "F": "full attention",
+    "S": "sliding window",
+    "L": "latent attention",
+    "R": "recurrent state",
+    BOTH: "attention and recurrent state",
+    "=": "shares an earlier layer's cache",
+    "-": "keeps no context",
+    UNKNOWN: "of a kind this client does not know",
+}
+MODEL_COLUMNS = (
+    Column("NAME"),
+    Column("KIND"),
+    Column("SIZE", right=True),
+    Column("ARCH"),
+    Column("QUANT"),
+    Column("CONTEXT", right=True),
+    Column("B/TOKEN", right=True),
+    Column("SLOT", right=True),
+    Column("STATE"),
+)
+
+
+def models(listing: Document) -> list[Block]:
+    """What ``models`` shows: the checkpoints, what accompanies them, and why some cannot be loaded."""
+    directory = clean(listing.text("models_dir"))
+    views = listing.children("models")
+    if not views:
+        return [
+            f"There are no models in {directory}.",
+            "Put each model into a directory of its own there: " + f"{directory}/NAME/NAME.gguf",
+        ]
+    blocks: list[Block] = [Table(MODEL_COLUMNS, tuple(map(_model_row, views)))]
+    for view in views:
+        name = clean(view.text("name"))
+        companions = [
+            f"{role} {clean(path.rsplit('/', 1)[-1])}"
+            for role in ("projector", "drafter")
+            if (path := view.maybe_text(role))
+        ]
+        if companions:
+            blocks.append(f"{name}: with {', '.join(companions)}")
+        problem = view.maybe_child("problem")
+        if problem:
+            blocks.append(f"{name}: {problem_line(problem)}")
+    return blocks
+
+
+def inspection(view: Document) -> list[Block]:
+    """What ``inspect`` shows: facts, bytes by place, price of the context, map of the layers."""
+    files = view.whole("shards")
+    rows = [
+        ("file", clean(view.text("path"))),
+        ("model", clean(view.maybe_text("name") or "")),
+        ("title", clean(view.maybe_text("title") or "")),
+        ("kind", clean(_kind(view, whole=True))),
+        ("architecture", clean(view.maybe_text("architecture") or "unknown")),
+        ("quantisation", clean(view.maybe_text("quantisation") or "unknown")),
+        ("size", size(view.whole("size_bytes")) + (f" in {files} files" if files > 1 else "")),
+        ("tensors", f"{view.whole('tensor_count')}, {size(view.whole('weight_bytes'))}"),
+        ("trained for", _number(view, "trained_context_tokens", " tokens")),
+        ("vocabulary", _number(view, "vocabulary_size", " tokens")),
+        ("embedding", _number(view, "embedding_length", " values")),
+        ("layers", _number(view, "block_count")),
+        ("experts", _experts(view)),
+        ("window", _number(view, "sliding_window_tokens", " tokens in sliding layers")),
+        *(("heads", line) for line in _heads(view.children("layers"))),
+        ("projector", clean(view.maybe_text("projector") or "")),
+        ("drafter", clean(view.maybe_text("drafter") or "")),
+    ]
+    blocks: list[Block] = [pairs([row for row in rows if row[1]])]
+    weights = [weight for weight in view.children("weights") if weight.whole("bytes")]
+    if weights:
+        blocks += ["", Table(WEIGHT_COLUMNS, tuple(_weight_rows(view, weights)))]
+    costs = _costs(view)
+    if costs:
+        blocks += ["", pairs(costs)]
+    layers = view.children("layers")
+    if layers:
+        blocks += ["", *_map(layers)]
+    problem = view.maybe_child("problem")
+    if problem:
+        blocks += ["", f"It cannot be planned: {problem_line(problem)}"]
+    return blocks
+
+
+WEIGHT_COLUMNS = (Column("WEIGHTS"), Column("MIB", right=True))
+
+
+def _model_row(view: Document) -> tuple[str, ...]:
+    slot_bytes = view.maybe_whole("state_bytes_per_slot")
+    return (
+        clean(view.text("name")),
+        clean(_kind(view)) or "-",
+        size(view.whole("size_bytes")),
+        clean(view.maybe_text("architecture") or "-"),
+        clean(view.maybe_text("quantisation") or "-"),
+        str(view.maybe_whole("trained_context_tokens") or "-"),
+        _price(view, "kv_bytes_per_token"),
+        f"{mib(slot_bytes)} MiB" if slot_bytes else "-",
+        _state(view),
+    )
+
+
+def _state(view: Document) -> str:
+    problem = view.maybe_child("problem")
+    if not problem:
+        return clean(view.maybe_text("state") or "-")
+    unusable = "incomplete" if problem.members.get("code") == INCOMPLETE else "unusable"
+    return clean(view.maybe_text("state") or unusable)
+
+
+def _kind(view: Document, whole: bool = False) -> str:
+    """Kind and badges; a model's kind goes without saying among models."""
+    kind, method = view.maybe_text("kind") or "", view.maybe_text("draft_method")
+    badges = view.texts("badges") if view.has("badges") else ()
+    words = [kind] if whole or kind != MODEL else []
+    if method:
+        words.append(f"({method})")
+    return " ".join((*words, *badges))
+
+
+def _price(view: Document, key: str) -> str:
+    """Bytes of a token of context; behind the plus those of the sliding layers, in their window."""
+    growing, window = view.maybe_whole(key), view.maybe_whole("window_bytes_per_token")
+    if growing is None:
+        return "-"
+    return f"{growing:,}" + (f" +{window:,}w" if window else "")
+
+
+def _number(view: Document, key: str, unit: str = "") -> str:
+    value = view.maybe_whole(key)
+    return f"{value}{unit}" if value else ""
+
+
+def _experts(view: Document) -> str:
+    count = view.maybe_whole("expert_count")
+    if not count:
+        return ""
+    used = sorted({layer.whole("experts_used") for layer in view.children("layers")} - {0})
+    return f"{count}, of which {' or '.join(map(str, used))} compute a token" if used else str(count)
+
+
+def _heads(layers: Sequence[Document]) -> Iterator[str]:
+    """One line for each shape of attention."""
+    attending = [layer for layer in layers if layer.text("kind") not in ("recurrent", "none")]
+    shapes = Counter(
+        (
+            clean(layer.text("kind")),
+            *(layer.whole(key) for key in ("head_count", "kv_head_count", "key_length", "value_length")),
+        )
+        for layer in attending
+    )
+    for (kind, heads, kv_heads, key_length, value_length), count in shapes.items():
+        lengths = (
+            str(key_length) if key_length == value_length else f"{key_length} (K) and {value_length} (V)"
+        )
+        if kind == "latent":
+            own = f"one row of {key_length}"
+        else:
+            own = f"{kv_heads} of K and V, of {lengths}" if kv_heads else f"none of K and V, of {lengths}"
+        yield f"{count} {kind}: {heads} of Q, {own}"
+
+
+def _weight_rows(view: Document, weights: Sequence[Document]) -> Iterator[tuple[str, str]]:
+    for weight in weights:
+        yield clean(weight.text("place")), mib(weight.whole("bytes"))
+        if (
+            weight.text("place") == "token embedding"
+            and view.has("output_tied")
+            and view.truth("output_tied")
+        ):
+            yield "output", "tied"
+    yield "sum", mib(view.whole("weight_bytes"))
+
+
+def _costs(view: Document) -> list[tuple[str, str]]:
+    rows = []
+    for cost in view.children("context_costs"):
+        label = f"a token at {clean(cost.text('cache_type'))}"
+        growing, window = cost.maybe_whole("bytes_per_token"), cost.maybe_whole("window_bytes_per_token")
+        if growing is None:
+            rows.append((label, "not possible with heads of this length"))
+            continue
+        in_window = f", and {window:,} for each in the window" if window else ""
+        rows.append((label, f"{growing:,} bytes{in_window}"))
+    state = view.maybe_whole("state_bytes_per_slot")
+    if state:
+        rows.append(("state of a slot", f"{state:,} bytes ({mib(state)} MiB)"))
+    return rows
+
+
+def _map(layers: Sequence[Document]) -> Iterator[str]:
+    """The layers in rows, one character each, and what the characters mean."""
+    picture = "".join(map(_character, layers))
+    for start in range(0, len(picture), MAP_COLUMNS):
+        yield f"{start:>4}  {picture[start : start + MAP_COLUMNS]}"
+    used = [f"{char} {LEGEND[char]}" for char in LEGEND if char in picture.upper()]
+    if any(layer.truth("is_mtp") for layer in layers):
+        used.append("lower case: predicts a further token")
+    yield "      " + ", ".join(used)
+
+
+def _character(layer: Document) -> str:
+    character = CHARACTERS.get(layer.text("kind"), UNKNOWN)
+    if layer.truth("keeps_state") and character not in ("R", "-"):
+        character = BOTH
+    return character.lower() if layer.truth("is_mtp") else character
