@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from lllm3090d.checkpoints.facts import (
@@ -24,6 +24,7 @@ from lllm3090d.planning.units import round_up
 CELL_PADDING_TOKENS = 256  # the engine pads every cache to this many cells
 MAX_SLOTS = 256  # sequences one context can hold, a constant of the engine (LLAMA_MAX_SEQ)
 CHECKPOINT_CELL_BYTES = 12  # position and sequence of a saved cell, beside its K and V rows
+DRAFT_WINDOW_PADDING_TOKENS = 256  # what a windowed draft context keeps beside its window and batches
 STATE_VALUE_BYTES = 4  # states are f32, whatever the type of the cache
 
 
@@ -267,6 +268,38 @@ def context_bytes(
     return kv + state_bytes(facts, shape, memory=memory)
 
 
+def draft_shape(shape: CacheShape, *, window_tokens: int, batch_tokens: int) -> CacheShape:
+    """The shape of the draft context of a model that drafts for itself: that of the main one, or a window.
+
+    With ``--spec-draft-window W`` it keeps the last W tokens of each slot and, padded to whole cells, two
+    batches and 256 tokens more, where that is less than the main context. llama.cpp b11434 does not have
+    that flag, so it always is as large as the main context there.
+
+    Args:
+        shape: of the main context.
+        window_tokens: W; 0 for the whole context.
+        batch_tokens: ``-b``.
+
+    Raises:
+        ValueError: a negative window, or a batch that is not positive.
+    """
+    if window_tokens < 0 or batch_tokens < 1:
+        raise ValueError("a draft window is not negative and a batch is positive")
+    if window_tokens == 0:
+        return shape
+    kept = window_tokens + 2 * max(batch_tokens, shape.micro_batch_tokens) + DRAFT_WINDOW_PADDING_TOKENS
+    context = round_up(kept, CELL_PADDING_TOKENS) * shape.slots
+    if context >= shape.context_tokens:
+        return shape
+    stream = context // shape.streams
+    return replace(
+        shape,
+        context_tokens=context,
+        stream_cells=stream,
+        sliding_cells=min(shape.sliding_cells, stream),
+    )
+
+
 def draft_context_bytes(
     facts: CheckpointFacts,
     shape: CacheShape,
@@ -278,8 +311,8 @@ def draft_context_bytes(
 ) -> int:
     """Bytes of the draft context of a model that drafts for itself (``--spec-type draft-mtp``).
 
-    It has as many cells as the main context, only its own blocks keep any, and it has no states. Its types
-    are ``-ctkd`` and ``-ctvd``, f16 unless given.
+    Only its own blocks have a cache, and it has no states. ``shape`` is its own, see :func:`draft_shape`;
+    without a window it is that of the main context. Its types are ``-ctkd`` and ``-ctvd``, f16 unless given.
 
     Raises:
         LlmError: UNSUPPORTED_COMBINATION for a model without blocks for multi-token prediction.

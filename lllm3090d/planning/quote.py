@@ -106,11 +106,14 @@ class Draft:
     Attributes:
         tokens: of a draft, ``--spec-draft-n-max``.
         cache_type_k, cache_type_v: ``-ctkd`` and ``-ctvd``.
+        window_tokens: of each slot that its context keeps, for engines with ``--spec-draft-window``; 0 for
+            all of them.
     """
 
     tokens: int
     cache_type_k: CacheType = CacheType.F16
     cache_type_v: CacheType = CacheType.F16
+    window_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +300,13 @@ class _Order:
             return []
         types = (draft.cache_type_k, draft.cache_type_v)
         memory = placement.memory_of(self.backend)
-        kv_bytes = cache.draft_context_bytes(self.facts, self.shape, *types, memory=memory)
-        graph = compute.draft_compute_bytes(self.facts, self.shape, *types, self.backend)
+        shape = cache.draft_shape(
+            self.shape, window_tokens=draft.window_tokens, batch_tokens=self.launch.batch_tokens
+        )
+        kv_bytes = cache.draft_context_bytes(self.facts, shape, *types, memory=memory)
+        graph = compute.draft_compute_bytes(self.facts, shape, *types, self.backend)
         count = len(self.facts.mtp_layers)
-        formula = f"{count} layers, {self.shape.context_tokens} cells, K {types[0]}, V {types[1]}"
+        formula = f"{count} layers, {shape.context_tokens} cells, K {types[0]}, V {types[1]}"
         return [
             _item("draft cache", Place.CARD, kv_bytes, formula),
             _item("draft compute", Place.CARD, graph, "masks + 4 E U + widest of body, attention, logits"),

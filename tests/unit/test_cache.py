@@ -22,6 +22,7 @@ CUDA_PADDING_BYTES = 40_000  # rows of quantised tensors that are rounded up to 
 SMOLLM2 = "smollm2-135m"
 GEMMA_270M = "gemma-3-270m"
 GEMMA_27B = "gemma-3-27b"
+DRAFTING = "qwen3.5-27b-mtp"
 
 
 def shape_of(facts: CheckpointFacts, context: int, parallel: int = 1, micro_batch: int = 512) -> CacheShape:
@@ -97,6 +98,98 @@ def test_a_draft_context_needs_blocks_for_it() -> None:
     with pytest.raises(LlmError, match="cannot draft for itself") as caught:
         cache.draft_context_bytes(facts, shape_of(facts, 8192), CacheType.F16, CacheType.F16)
     assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+
+
+@pytest.mark.parametrize(
+    ("window", "batch", "slots", "unified", "context", "cells"),
+    [
+        (16_384, 2048, 1, False, 262_144, 20_736),
+        (16_384, 1024, 1, False, 262_144, 18_688),
+        (16_384, 2048, 3, False, 262_144, 20_736),
+        (16_384, 2048, 3, True, 262_144, 3 * 20_736),
+        (1, 256, 1, False, 8192, 1024),  # 1 + 2 x 256 + 256, padded
+        (0, 2048, 1, False, 8192, 8192),
+        (4096, 2048, 1, False, 8192, 8192),  # no smaller than the main context
+    ],
+)
+def test_a_draft_window(
+    *, window: int, batch: int, slots: int, unified: bool, context: int, cells: int
+) -> None:
+    """Cells of a stream of the draft context; all slots together in a shared pool."""
+    facts = facts_of(DRAFTING)
+    shape = cache.cache_shape(
+        facts,
+        context_tokens=context,
+        parallel=slots,
+        batch_tokens=batch,
+        micro_batch_tokens=min(512, batch),
+        unified=unified,
+    )
+    draft = cache.draft_shape(shape, window_tokens=window, batch_tokens=batch)
+    assert draft.stream_cells == cells
+    assert draft.context_tokens == cells * draft.streams
+    assert draft.streams == shape.streams
+    kept = cache.draft_context_bytes(facts, draft, CacheType.Q8_0, CacheType.Q8_0)
+    assert kept == draft.context_tokens * 2176 * len(facts.mtp_layers)
+
+
+@given(
+    model=st.sampled_from([name for name in model_names() if facts_of(name).has_mtp]),
+    context=st.integers(1, 1 << 18),
+    more=st.integers(0, 1 << 18),
+    slots=st.integers(1, 8),
+    window=st.integers(1, 1 << 16),
+    batch=st.integers(1, 4096),
+    unified=st.booleans(),
+)
+def test_a_draft_context_never_shrinks(
+    *, model: str, context: int, more: int, slots: int, window: int, batch: int, unified: bool
+) -> None:
+    """As context, slots or window grow; and a window never costs more than none."""
+    facts = facts_of(model)
+
+    def draft_bytes(each: int, parallel: int, window_tokens: int) -> int:
+        shape = cache.cache_shape(
+            facts,
+            context_tokens=each * parallel,
+            parallel=parallel,
+            batch_tokens=batch,
+            micro_batch_tokens=512,
+            unified=unified,
+        )
+        draft = cache.draft_shape(shape, window_tokens=window_tokens, batch_tokens=batch)
+        return cache.draft_context_bytes(facts, draft, CacheType.F16, CacheType.Q8_0)
+
+    here = draft_bytes(context, slots, window)
+    assert 0 < here <= draft_bytes(context, slots, 0)
+    assert here <= draft_bytes(context + more, slots, window)
+    assert here <= draft_bytes(context, slots, window + more)
+    assert here <= draft_bytes(context, slots + 1, window)
+
+
+@pytest.mark.parametrize(("swa_full", "cells"), [(False, 1536), (True, 20_736)])
+def test_sliding_blocks_in_a_windowed_draft_context(swa_full: bool, cells: int) -> None:
+    """Their own window is the shorter one, unless they keep everything."""
+    facts = facts_of(DRAFTING)
+    slides = tuple(replace(layer, kind=LayerKind.SLIDING) for layer in facts.mtp_layers)
+    facts = replace(facts, layers=(*facts.trunk, *slides), sliding_window_tokens=1024)
+    shape = cache.cache_shape(
+        facts,
+        context_tokens=262_144,
+        parallel=1,
+        batch_tokens=2048,
+        micro_batch_tokens=512,
+        swa_full=swa_full,
+    )
+    draft = cache.draft_shape(shape, window_tokens=16_384, batch_tokens=2048)
+    assert draft.cells(LayerKind.SLIDING) == cells
+
+
+def test_a_draft_window_cannot_be_negative() -> None:
+    shape = shape_of(facts_of(DRAFTING), 8192)
+    for window, batch in ((-1, 512), (4096, 0)):
+        with pytest.raises(ValueError, match="not negative"):
+            cache.draft_shape(shape, window_tokens=window, batch_tokens=batch)
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,20 @@ def test_drafting_is_priced_whole(model: str, backend: Backend) -> None:
         assert more == compute.SECOND_CONTEXT_BYTES
 
 
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.CUDA, Backend.VULKAN])
+def test_a_draft_window_makes_only_the_draft_cheaper(backend: Backend) -> None:
+    facts = facts_of("qwen3.5-27b-mtp")
+    launch = Launch(262_144, 1, CacheType.Q8_0, CacheType.Q8_0, 2048, 512, 8, 0, draft=Draft(2))
+    windowed = replace(launch, draft=Draft(2, window_tokens=16_384))
+    whole, cut = (price(facts, each, backend, POLICY) for each in (launch, windowed))
+    assert cut.item("draft cache").bytes * 262_144 == whole.item("draft cache").bytes * 20_736
+    assert cut.item("draft compute").bytes < whole.item("draft compute").bytes
+    assert "20736 cells" in cut.item("draft cache").formula
+    drafts = ("draft cache", "draft compute")
+    kept = [[item for item in quote.items if item.name not in drafts] for quote in (whole, cut)]
+    assert kept[0] == kept[1]
+
+
 @pytest.mark.parametrize("model", priced_models())
 def test_the_price_has_the_engines_bytes(model: str) -> None:
     """Weights and context of a quote are those of the dry run."""
