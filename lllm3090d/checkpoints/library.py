@@ -7,7 +7,7 @@ holds several checkpoints, and for files in the models directory itself, the fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,7 @@ from lllm3090d.checkpoints.shards import Part, check_parts, complete_shards, sha
 from lllm3090d.checkpoints.walk import SUFFIX, DirectoryStamp, Folder, Skipped, Walk, unchanged, walk
 from lllm3090d.errors import ErrorCode, LlmError
 
-__all__ = ["Checkpoint", "Companion", "Headers", "Library", "Skipped", "Survey", "resolve"]
+__all__ = ["Checkpoint", "Companion", "Headers", "Library", "Skipped", "Survey", "problem_of", "resolve"]
 
 
 class Headers(Protocol):
@@ -230,12 +230,12 @@ def _groups(folder: Folder, digests: Mapping[Path, Digest | LlmError]) -> Iterat
         else:
             kind, method = first.kind, first.method
             candidate = Candidate(folder.parts, stem, first, size_bytes)
-        problem = _problem(shards, [digests[shard] for shard in shards])
+        problem = problem_of(shards, [digests[shard] for shard in shards])
         yield _Group(folder.parts, stem, tuple(shards), size_bytes, kind, method, candidate, problem)
 
 
-def _problem(shards: list[Path], digests: list[Digest | LlmError]) -> LlmError | None:
-    """Why the files cannot be loaded together."""
+def problem_of(shards: Sequence[Path], digests: Sequence[Digest | LlmError]) -> LlmError | None:
+    """Why the files of a checkpoint cannot be loaded together; None where nothing in their headers says so."""
     try:
         complete_shards(shards)
         parts: list[Part] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from lllm3090d.checkpoints.badges import Badge, model_badges, projector_badges
@@ -9,7 +10,7 @@ from lllm3090d.checkpoints.classify import Digest, Kind, digest
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts
 from lllm3090d.checkpoints.header import GgufHeader
-from lllm3090d.checkpoints.library import Checkpoint, Companion
+from lllm3090d.checkpoints.library import Checkpoint, Companion, problem_of
 from lllm3090d.checkpoints.shards import complete_shards
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType
@@ -80,8 +81,9 @@ def _owner(lookup: Lookup, path: Path) -> Checkpoint | None:
         if error.code is not ErrorCode.MODELS_DIR_UNREADABLE:
             raise
         return None
-    real = path.resolve()
-    return next((found for found in checkpoints if real in {file.resolve() for file in found.shards}), None)
+    # Unlike Path.resolve() this never fails, not even for links in a circle; reading the file will say what is wrong.
+    real = os.path.realpath(path)
+    return next((found for found in checkpoints if real in map(os.path.realpath, found.shards)), None)
 
 
 def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectView:
@@ -93,7 +95,8 @@ def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectV
     except LlmError as error:  # what is there is shown
         problem = error
     headers = [lookup.header(shard) for shard in shards]
-    first = digest(headers[0])
+    digests = [digest(header) for header in headers]
+    first, problem = digests[0], problem or problem_of(shards, digests)
     if problem is None:
         try:
             facts = lookup.facts.get(shards)
@@ -187,7 +190,12 @@ def _cost(facts: CheckpointFacts, cache_type: CacheType) -> ContextCostView:
 
 def _badges(lookup: Lookup, facts: CheckpointFacts, checkpoint: Checkpoint | None) -> tuple[Badge, ...]:
     projector = checkpoint.projector if checkpoint else None
-    return model_badges(facts, lookup.header(projector.path) if projector else None)
+    if projector is None:
+        return model_badges(facts)
+    try:
+        return model_badges(facts, lookup.header(projector.path))
+    except LlmError:  # it went or changed after the scan that paired it; the next scan tells
+        return model_badges(facts)
 
 
 def _file(companion: Companion | None) -> str | None:

@@ -126,6 +126,23 @@ def test_missing_shard(fake: Service) -> None:
     assert "00002-of-00003" in problem["detail"]
 
 
+def test_inspect_shows_any_file(fake: Service, tmp_path: Path) -> None:
+    """By name and by path, in the library and elsewhere, whole or not; and what it says of anything else."""
+    by_name = json.loads(fake.ctl("inspect", "tiny", "--json").stdout)
+    assert (by_name["name"], by_name["kind"], by_name["badges"]) == ("tiny", "model", ["dense"])
+    assert fake.request("POST", "/v1/inspect", {"path": by_name["path"]}).json() == by_name
+    elsewhere = write_split(tmp_path / "elsewhere", "m")
+    elsewhere[2].unlink()
+    half = fake.ctl("inspect", str(elsewhere[0]))
+    assert "00003-of-00003" in half.stdout
+    assert "architecture  llama" in half.stdout
+    html(tmp_path / "page.gguf")
+    page = fake.ctl("inspect", str(tmp_path / "page.gguf"), "--json", check=False)
+    assert (page.returncode, json.loads(page.stdout)["code"]) == (7, "bad_checkpoint")
+    assert fake.request("POST", "/v1/inspect", {"path": "m.gguf"}).json()["code"] == "invalid_request"
+    assert fake.request("POST", "/v1/inspect", {}).json()["code"] == "invalid_request"
+
+
 def test_empty_and_missing_models_directory(fake: Service) -> None:
     for path in (fake.models_dir / "tiny").iterdir():
         path.unlink()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf import GGUFEndian, GGUFWriter
 from pydantic import ValidationError
 
 from lllm3090d.checkpoints.badges import Badge, model_badges, projector_badges
@@ -220,6 +222,16 @@ def test_companions_are_named_and_give_their_badge(lookup: Lookup, settings: Set
     assert "projector" in projector.problem["detail"]
 
 
+def test_a_projector_that_goes_after_the_scan_hides_no_model(lookup: Lookup, settings: Settings) -> None:
+    folder = settings.models_dir / "seer"
+    write_llama(folder / "m.gguf", embedding_length=64)
+    write_projector(folder / "mmproj.gguf")
+    (checkpoint,) = lookup.library().scan()
+    (folder / "mmproj.gguf").unlink()
+    row = listed(lookup, settings, checkpoint, None)
+    assert (row.problem, row.badges) == (None, (Badge.DENSE,))
+
+
 def test_a_drafter_says_how_it_drafts(lookup: Lookup, tmp_path: Path) -> None:
     keys = {"general.architecture": "eagle3", "eagle3.block_count": 1}
     view = by_path(lookup, write_gguf(tmp_path / "d.gguf", keys, [Tensor("fc.weight", (64, 32))]))
@@ -245,6 +257,17 @@ def test_what_is_missing_is_said_and_what_is_there_is_shown(lookup: Lookup, sett
     assert listing(lookup, settings)["big"].problem == view.problem
 
 
+def test_a_file_for_other_machines_is_no_model_for_this_one(lookup: Lookup, tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama", endianess=GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    view = by_path(lookup, tmp_path / "m.gguf")
+    assert view.problem is not None
+    assert "big-endian" in view.problem["detail"]
+    assert (view.architecture, view.layers) == ("llama", ())
+
+
 def test_a_link_into_the_library_is_its_model(lookup: Lookup, settings: Settings, tmp_path: Path) -> None:
     model = write_llama(settings.models_dir / "a" / "m.gguf")
     (tmp_path / "link.gguf").symlink_to(model)
@@ -267,7 +290,10 @@ def test_a_path_must_be_absolute(lookup: Lookup, path: str) -> None:
 
 def test_what_has_no_header_is_refused(lookup: Lookup, tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("not a model")
-    for path in (tmp_path / "text.gguf", tmp_path / "missing.gguf", tmp_path):
+    (tmp_path / "circle.gguf").symlink_to("circle.gguf")
+    os.mkfifo(tmp_path / "fifo.gguf")
+    names = ("text.gguf", "circle.gguf", "fifo.gguf", "missing.gguf", "n" * 300, "text.gguf/below.gguf", ".")
+    for path in (tmp_path / name for name in names):
         with pytest.raises(LlmError) as caught:
             by_path(lookup, path)
         assert caught.value.code is ErrorCode.BAD_CHECKPOINT
