@@ -6,10 +6,12 @@ import enum
 from dataclasses import dataclass, replace
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind
+from lllm3090d.checkpoints.projector import ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache, compute, placement
 from lllm3090d.planning.cache import CacheShape, CacheType
 from lllm3090d.planning.placement import EVERYTHING, Placement
+from lllm3090d.planning.projector import projector_graph_bytes, projector_weights
 from lllm3090d.planning.units import MIB
 
 __all__ = [
@@ -131,6 +133,8 @@ class Launch:
         swa_full: sliding layers keep the whole context, ``--swa-full``.
         layers: what is on the card, without the draft's blocks, which :attr:`draft` decides.
         draft: None without drafting.
+        projector_on_card: False for ``--no-mmproj-offload``; without effect without a projector.
+        image_max_tokens: ``--image-max-tokens``; 0 where it is not given.
     """
 
     context_tokens: int
@@ -145,6 +149,8 @@ class Launch:
     swa_full: bool = False
     layers: Placement = EVERYTHING
     draft: Draft | None = None
+    projector_on_card: bool = True
+    image_max_tokens: int = 0
 
     @property
     def cache_types(self) -> tuple[CacheType, CacheType]:
@@ -170,7 +176,13 @@ class Launch:
         )
 
 
-def price(facts: CheckpointFacts, launch: Launch, backend: Backend, policy: PlanPolicy) -> Quote:
+def price(
+    facts: CheckpointFacts,
+    launch: Launch,
+    backend: Backend,
+    policy: PlanPolicy,
+    projector: ProjectorFacts | None = None,
+) -> Quote:
     """Price one launch at evidence ``header``. Nothing else in the daemon prices anything.
 
     With backend cpu the host is the card, so every item lies on the card. With a real card, what the
@@ -182,6 +194,7 @@ def price(facts: CheckpointFacts, launch: Launch, backend: Backend, policy: Plan
         launch: the resolved values.
         backend: what the engine computes on: cpu, cuda or vulkan.
         policy: for the workspace reserve.
+        projector: loaded beside it (``--mmproj``); None for text alone.
 
     Raises:
         LlmError: UNSUPPORTED_COMBINATION, BAD_CHECKPOINT or ENGINE_UNUSABLE where the engine would refuse or
@@ -193,11 +206,11 @@ def price(facts: CheckpointFacts, launch: Launch, backend: Backend, policy: Plan
     order = _Order(facts, launch, backend, policy, launch.shape(facts))
     if backend is Backend.CPU:
         items = [*order.weights(), *order.context(), order.compute(), order.slack()]
-        return Quote((*items, *order.draft(), *order.process(Place.CARD)))
+        return Quote((*items, *order.draft(), *order.process(Place.CARD), *order.projector(projector)))
     graph = order.compute()
     draft = order.draft()
     card = [*order.weights(), *order.context(), graph, *draft, *order.runtime(graph, draft)]
-    return Quote((*card, order.pinned(), *order.process(Place.HOST)))
+    return Quote((*card, order.pinned(), *order.process(Place.HOST), *order.projector(projector)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +348,20 @@ class _Order:
             return _item("host compute", Place.HOST, size, "masks + 4 E U, pinned")
         size = compute.cpu_compute_bytes(facts, shape, *types)
         return _item("host compute", Place.HOST, size, "at most what the CPU needs alone")
+
+    def projector(self, facts: ProjectorFacts | None) -> list[LineItem]:
+        """Tensors and graph of a projector, both in one place."""
+        if facts is None:
+            return []
+        split = projector_weights(facts, self.backend, on_card=self.launch.projector_on_card)
+        place = Place.CARD if split.card else Place.HOST
+        graph = projector_graph_bytes(facts, self.launch.image_max_tokens)
+        kind = facts.projector_type or "unknown type"
+        formula = "1.3 x 4 B x (heads x patches^2 + patches x (feed-forward + embedding))"
+        return [
+            _item("projector", place, split.card + split.host, f"all tensors of the file, {kind}"),
+            _item("projector graph", place, graph, f"{formula}; 1024 MiB where dimensions are missing"),
+        ]
 
     def process(self, place: Place) -> list[LineItem]:
         """The rest of the process, in host memory."""
