@@ -16,6 +16,7 @@ from lllm3090d.checkpoints.architectures import (
     Mtp,
     Recurrence,
 )
+from lllm3090d.checkpoints.chat_template import reasoning_words
 from lllm3090d.checkpoints.contents import Tensors
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.gguf_format import gguf_format
@@ -122,6 +123,8 @@ class CheckpointFacts:
         tables: bytes of the tensors outside the blocks.
         file_bytes: size of all shards on disk.
         has_chat_template: a template is embedded.
+        reasoning: words about reasoning that the template reads, as ``reasoning_effort=low``; see
+            :func:`lllm3090d.checkpoints.chat_template.reasoning_words`.
         has_mtp: it can draft for itself: its file has the blocks for that and the engine loads them.
         expert_count: experts of a layer, 0 for a dense model.
         widest_v_values: the widest V row of any layer, which all have without flash attention.
@@ -149,6 +152,7 @@ class CheckpointFacts:
     state_space: StateSpace | None = None
     latent: LatentFacts | None = None
     rope: RopeFacts | None = None
+    reasoning: tuple[str, ...] = ()
 
     @property
     def rule(self) -> Architecture:
@@ -233,6 +237,7 @@ def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
     embedding_length = keys.number(f"{architecture}.embedding_length", least=1)
     layers, widest = read_layers(keys, architecture, rule, tensors, embedding_length)
     trained = keys.number(f"{architecture}.context_length", least=1)
+    template = keys.value("tokenizer.chat_template")
     sliding = any(layer.kind is LayerKind.SLIDING for layer in layers)
     return CheckpointFacts(
         architecture=architecture,
@@ -247,7 +252,7 @@ def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
         layers=layers,
         tables=tensors.table_weights(),
         file_bytes=sum(header.file_bytes for header in headers),
-        has_chat_template=keys.value("tokenizer.chat_template") not in (None, ""),
+        has_chat_template=template not in (None, ""),
         has_mtp=tensors.has_mtp and rule.mtp in (Mtp.LOADED, Mtp.OPTIONAL),
         expert_count=keys.number(f"{architecture}.expert_count", 0),
         widest_v_values=widest,
@@ -255,6 +260,7 @@ def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
         state_space=state_space(keys, architecture, rule),
         latent=_latent(keys, architecture) if rule.may_be_latent else None,
         rope=_rope(keys, architecture, layers, trained) if rule.recurrence is not Recurrence.ALL else None,
+        reasoning=reasoning_words(template) if isinstance(template, str) else (),
     )
 
 

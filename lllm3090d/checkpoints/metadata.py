@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -58,7 +59,7 @@ class Keys:
         value = self.value(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.fail(key, f"is {printable(repr(value)[:60])}, not a number")
         return float(value)
 

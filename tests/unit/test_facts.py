@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lllm3090d.checkpoints import facts as facts_module
 from lllm3090d.checkpoints.architectures import ARCHITECTURES, REFUSED
@@ -310,6 +313,65 @@ def test_title_and_template(tmp_path: Path) -> None:
     write_llama(path, metadata={"general.name": "a\x1b[0mb", "tokenizer.chat_template": "x" * 100_000})
     assert read_facts([path]).title == "a\\x1b[0mb"
     assert read_facts([path]).has_chat_template
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, RopeFacts(10_000.0, 16, "none", 1.0, 4096)),
+        (
+            {"freq_base": 1e6, "scaling.type": "yarn", "scaling.factor": 4.0}
+            | {"scaling.original_context_length": 1024, "dimension_count": 8},
+            RopeFacts(1e6, 8, "yarn", 4.0, 1024),
+        ),
+        ({"scaling.type": "linear", "scaling.factor": 0.0}, RopeFacts(10_000.0, 16, "linear", 1.0, 4096)),
+        ({"scale_linear": 2.0}, RopeFacts(10_000.0, 16, "linear", 2.0, 4096)),  # older files
+    ],
+)
+def test_rope_limits(tmp_path: Path, keys: dict[str, Any], expected: RopeFacts) -> None:
+    """The trained context is what the file says, the original one what it was before positions were stretched."""
+    metadata = {f"llama.rope.{key}": value for key, value in keys.items()}
+    if "dimension_count" not in keys:
+        metadata["llama.rope.dimension_count"] = None
+    facts = read_facts([write_llama(tmp_path / "m.gguf", metadata=metadata)])
+    assert facts.rope == expected
+    assert facts.trained_context_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("scaling.factor", float("nan")),
+        ("scaling.factor", float("inf")),
+        ("scaling.factor", "4"),
+        ("freq_base", float("-inf")),
+        ("scaling.type", 3),
+        ("scaling.original_context_length", -1.5),
+    ],
+)
+def test_malformed_rope_keys_are_named(tmp_path: Path, key: str, value: Any) -> None:
+    path = write_llama(tmp_path / "m.gguf", metadata={f"llama.rope.{key}": value})
+    assert refused(path).details["key"] == f"llama.rope.{key}"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(
+    count=st.integers(1, 12),
+    chosen=st.data(),
+    name=st.text(
+        st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20
+    ),
+)
+def test_facts_are_the_same_from_any_shards_name(
+    tmp_path: Path, count: int, chosen: st.DataObject, name: str
+) -> None:
+    """One name or several, in any order, and names in every script."""
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        shards = write_split(Path(folder), name, count=count)
+        whole = read_facts(shards)
+        some = chosen.draw(st.lists(st.sampled_from(shards), min_size=1, unique=True))
+        assert read_facts(some) == whole
+        assert all(read_facts([shard]) == whole for shard in shards)
 
 
 def test_split(tmp_path: Path) -> None:
