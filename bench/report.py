@@ -23,6 +23,7 @@ def main() -> int:
     fit_params = support.engine_dir() / "llama-fit-params"
     measurements = {
         "accuracy": ["--fit-params", str(fit_params), *models],
+        "rivals": [],
         "library": [],
         "client": [],
         "load_overhead": [],
