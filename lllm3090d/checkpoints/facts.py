@@ -31,6 +31,7 @@ from lllm3090d.checkpoints.layers import (
     window_tokens,
 )
 from lllm3090d.checkpoints.metadata import Keys
+from lllm3090d.checkpoints.projector import ProjectorFacts, VisionFacts
 from lllm3090d.checkpoints.shards import check_split, complete_shards
 from lllm3090d.checkpoints.weights import (
     NOTHING,
@@ -57,9 +58,11 @@ __all__ = [
     "LayerFacts",
     "LayerKind",
     "Memory",
+    "ProjectorFacts",
     "RopeFacts",
     "StateSpace",
     "TableWeights",
+    "VisionFacts",
     "WeightBytes",
     "aligned",
     "read_facts",

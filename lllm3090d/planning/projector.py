@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lllm3090d.checkpoints.projector import ProjectorFacts, VisionFacts
+from lllm3090d.checkpoints.facts import ProjectorFacts, VisionFacts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning.placement import Split, memory_of
 from lllm3090d.planning.units import MIB

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind
-from lllm3090d.checkpoints.projector import ProjectorFacts
+from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache, compute, placement
 from lllm3090d.planning.cache import CacheShape, CacheType
