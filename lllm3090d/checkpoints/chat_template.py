@@ -15,6 +15,7 @@ SWITCHES = (
     "enable_thinking",
     "thinking",
     "reasoning_effort",
+    "thinking_effort",
     "thinking_mode",
     "reasoning_mode",
     "thinking_budget",

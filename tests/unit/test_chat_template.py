@@ -60,6 +60,24 @@ def levels(*words: str) -> tuple[str, ...]:
             "{{ {'a': {'b': 1}} }}{% if thinking_mode == 'on' %}{% endif %}",
             ("thinking_mode", "thinking_mode=on"),
         ),
+        (
+            "{%- macro turn(m) -%}{%- if thinking -%}{{ m.reasoning }}{%- endif -%}{%- endmacro -%}"
+            "{%- if thinking is undefined -%}{%- set thinking = true -%}{%- endif -%}"
+            "{%- if thinking_effort is undefined -%}{%- set thinking_effort = 'max' -%}{%- endif -%}"
+            "{%- if thinking and thinking_effort not in ['low', 'max'] -%}{%- endif -%}",
+            ("thinking", "thinking_effort", "thinking_effort=max", "thinking_effort=low"),
+        ),
+        (
+            "{%- set ns = namespace(enable_thinking=true) -%}{%- if '/think' in content -%}"
+            "{%- set ns.enable_thinking = true -%}{%- endif -%}{{ content.replace('/no_think', '') }}"
+            "{%- if ns.enable_thinking is false -%}{{ '<think></think>' }}{%- endif -%}",
+            ("/think", "/no_think"),
+        ),
+        (
+            "{%- if not thinking_budget is defined %}{%- set thinking_budget = -1 -%}{%- endif -%}"
+            '{%- if thinking_budget == 0 %}{{ \'{{"a": "}}\' }}{%- endif %}{{ preserve_thinking }}',
+            ("thinking_budget", "preserve_thinking"),
+        ),
         ('{% if "/no_think" in system %}{% elif "/think" in system %}{% endif %}', ("/think", "/no_think")),
         (
             "{{ '/nothink' if enable_thinking is defined and not text.endswith('/nothink') else '' }}",
