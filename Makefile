@@ -18,7 +18,8 @@ PYTEST := $(PY) -m coverage run -m pytest
 MEASURE_UNITS := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
 PYTEST_OPTIONS ?=
 SYSTEM_OPTIONS := -p no:cacheprovider -m system $(PYTEST_OPTIONS)
-END_TO_END := tests/system/test_end_to_end.py
+# Once more as an ordinary user, who the product is for and whom files can be closed to.
+AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py
 
 SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/verify-units .ci/run
 DEV_SCRIPTS := $(DEV)/user-manager
@@ -39,8 +40,8 @@ test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@echo "== system tests, in a private systemd --user"
 	@$(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS) tests/system
 ifneq ($(IS_ROOT),)
-	@echo "== end to end once more, as an ordinary user"
-	@$(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(END_TO_END)
+	@echo "== end to end and bad input once more, as an ordinary user"
+	@$(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER)
 endif
 	@$(PY) -m coverage combine --quiet $(COVERAGE_DIR)
 	@$(PY) -m coverage report

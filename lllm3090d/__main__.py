@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("lllm3090d")
 
 SHUTDOWN_TIMEOUT_S = 3.0
+# A build that hangs when asked holds a thread for a minute; the rest must be enough for everybody else.
+LOOKUP_THREADS = 32
+MOST_FILES = 65536
 SOCKET_UNIT = "lllm3090d.socket"
 
 
@@ -44,6 +49,7 @@ def main() -> None:
             sys.stdout.write(f"{config_file}: {found}\n")
             return
         logging_set_up.set_up(settings.log_level)
+        raise_file_limit()
         asyncio.run(run(settings, config_file))
     except LlmError as error:
         hint = f"\n  {error.hint}" if error.hint else ""
@@ -51,7 +57,9 @@ def main() -> None:
         sys.exit(int(error.kind.exit_status))
 
 
-async def run(settings: Settings, config_file: Path) -> None:
+async def run(  # noqa: PLR0915  # start-up is one list, in order
+    settings: Settings, config_file: Path
+) -> None:
     """Acquire everything, announce, serve, and give it back in reverse order.
 
     Raises:
@@ -70,6 +78,7 @@ async def run(settings: Settings, config_file: Path) -> None:
     from lllm3090d.surfaces.listening import listen  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -80,10 +89,12 @@ async def run(settings: Settings, config_file: Path) -> None:
         stack.push_async_callback(bus.close)
         manager = await SystemdManager.connect(bus, UNIT_PATTERN)
         stack.push_async_callback(manager.close)
-        socket_unit = await manager.unit_active_state(SOCKET_UNIT)
+        default_socket = default_control_socket()
+        activated = await manager.unit_active_state(SOCKET_UNIT) == "active"
         listening = listen(
             settings.control_socket,
-            systemd_listens=socket_unit == "active" and settings.control_socket == default_control_socket(),
+            lock_dir=default_socket.parent,
+            systemd_listens=activated and settings.control_socket == default_socket,
         )
         stack.callback(listening.close)
         reader = open_card(settings.card)
@@ -132,6 +143,13 @@ async def run(settings: Settings, config_file: Path) -> None:
         log.info("stopping; models %s", "are stopped" if daemon.settings.stop_models_on_exit else "go on")
         if daemon.failed.done():
             _raise_failure(daemon.failed)
+
+
+def raise_file_limit() -> None:
+    """Take what the system allows: every client, follower and engine is a file, and 1024 are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def _summary(daemon: Daemon) -> str:

@@ -228,7 +228,7 @@ class Scheduler:
         except LlmError as error:
             if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
                 raise
-            raise refusals.with_budget(error, available, observation.card.kind) from error
+            raise refusals.with_budget(error, available, observation.card.kind, self.ledger) from error
 
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)

@@ -147,7 +147,7 @@ async def _body(request: web.Request, model: type[Body]) -> Body:
             hint="Send it as it is, without a Content-Encoding.",
         ) from error
     try:
-        values = json.loads(text)
+        json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, absurdly long or deep
         raise LlmError(
             ErrorCode.NOT_JSON,
@@ -155,7 +155,8 @@ async def _body(request: web.Request, model: type[Body]) -> Body:
             hint='Send an object, for example {"model": "qwen-27b"}.',
         ) from error
     try:
-        return model.model_validate(values)
+        # Strict: true is no number and "2" is none either.
+        return model.model_validate_json(text, strict=True)
     except ValidationError as error:
         items = error.errors(include_url=False, include_context=False, include_input=False)
         problems_found = [f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in items]

@@ -93,7 +93,7 @@ def _lock(directory: Path) -> int:
         os.close(fd)
         raise LlmError(
             ErrorCode.ALREADY_RUNNING,
-            f"another lllm3090d{f' (PID {holder})' if holder else ''} serves {directory}",
+            f"another lllm3090d{f' (PID {holder})' if holder else ''} runs here; its lock is in {directory}",
             hint="Use it: lllm3090ctl status. Or stop it: systemctl --user stop lllm3090d",
             directory=str(directory),
         ) from error
@@ -133,11 +133,13 @@ def _activated() -> socket.socket | None:
     return sock
 
 
-def listen(path: Path, *, systemd_listens: bool = False) -> Listening:
+def listen(path: Path, *, lock_dir: Path | None = None, systemd_listens: bool = False) -> Listening:
     """Lock the directory and take systemd's socket, or bind our own at this path.
 
     Args:
         path: of the control socket.
+        lock_dir: what only one daemon may hold; None for the socket's directory. All daemons of one user manager
+            see the same units and the same card, so they share one lock wherever their sockets are.
         systemd_listens: the socket unit is active. Then a socket of our own would replace systemd's, whose clients
             would wait for ever.
 
@@ -146,7 +148,9 @@ def listen(path: Path, *, systemd_listens: bool = False) -> Listening:
     """
     check_length(path)
     prepare_runtime_dir(path.parent)
-    lock_fd = _lock(path.parent)
+    if lock_dir is not None:
+        prepare_runtime_dir(lock_dir)
+    lock_fd = _lock(lock_dir or path.parent)
     try:
         passed = _activated()
     except LlmError:

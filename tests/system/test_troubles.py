@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import pytest
 from tests.fakes.engine import install_fake_engine, set_behaviour
 from tests.fakes.gguf_files import write_llama
 from tests.system.harness import (
+    BIN,
     DAEMON_UNIT,
     Service,
     UnixConnection,
@@ -149,3 +152,41 @@ def test_a_load_that_is_looked_up_is_answered_when_the_daemon_stops(fake: Servic
         fake.stop()
         assert load.result(20)[-1]["code"] == "shutting_down"
     assert model_units() == {}
+
+
+def test_a_second_daemon_with_sockets_elsewhere_is_refused(fake: Service) -> None:
+    """It would see the same units and the same card, and admit against a ledger of its own."""
+    elsewhere = Path(os.environ["XDG_RUNTIME_DIR"]) / "elsewhere"
+    done = subprocess.run(
+        [str(BIN / "lllm3090d")],
+        env=os.environ | {"LLLM3090_RUNTIME_DIR": str(elsewhere)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 69
+    assert str(fake.main_pid()) in done.stderr
+
+
+def test_files_for_more_than_a_thousand_clients(fake: Service) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # ours; the daemon must see to its own
+    clients = []
+    try:
+        for _ in range(1100):
+            client = socket.socket(socket.AF_UNIX)
+            clients.append(client)
+            client.connect(str(fake.control_socket))
+        assert fake.request("GET", "/v1/version", timeout=20).status == 200
+    finally:
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize(
+    "body", ['{"model": "tiny", "parallel": true}', '{"model": "tiny", "parallel": "2"}']
+)
+def test_numbers_are_numbers(fake: Service, body: str) -> None:
+    answer = fake.request("POST", "/v1/plan", body.encode())
+    assert (answer.status, answer.json()["code"]) == (422, "invalid_request")

@@ -191,7 +191,9 @@ def test_somebody_without_a_manager_is_told_the_remedy() -> None:
     assert "enable-linger" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="checks that --as-user is refused to an ordinary user; root may use it"
+)
 def test_as_user_is_for_root() -> None:
     done = run("true", options=("--private", "--as-user"))
     assert done.returncode == 64

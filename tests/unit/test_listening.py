@@ -192,7 +192,7 @@ def test_a_directory_of_somebody_else_is_refused(path: Path) -> None:
     assert f"uid {os.getuid()}" in refusal(path, ErrorCode.RUNTIME_DIR_UNUSABLE).message
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write to a directory that is closed to others")
 def test_a_directory_that_cannot_be_written_is_refused(path: Path) -> None:
     (path.parent / "engines").mkdir(parents=True)
     path.parent.chmod(0o500)

@@ -281,7 +281,14 @@ def test_what_does_not_fit_is_refused_and_holds_nothing() -> None:
 def test_what_fits_alone_is_refused_beside_another() -> None:
     world = World()
     world.bring_up("a", gib=14)
-    assert kinds(world.load("b", "t2", gib=14)) == [Failed]
+    error = error_of(world.load("b", "t2", gib=14), "t2")
+    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert "lllm3090ctl unload 'a'" in (error.hint or "")
+    held = world.scheduler.ledger.charged_bytes()
+    assert error.details["ours"] == [{"name": "a", "bytes": held}]
+    budget = {line["name"]: line["bytes"] for line in error.details["budget"]}
+    assert budget["our models"] == -held
+    assert sum(budget.values()) == error.details["grantable_bytes"]
     assert world.get("a").state is InstanceState.READY
 
 
