@@ -76,6 +76,7 @@ def inspection(view: Document) -> list[Block]:
         ("quantisation", clean(view.maybe_text("quantisation") or "unknown")),
         ("size", size(view.whole("size_bytes")) + (f" in {files} files" if files > 1 else "")),
         ("tensors", f"{view.whole('tensor_count')}, {size(view.whole('weight_bytes'))}"),
+        ("reasoning", clean(", ".join(view.texts("reasoning") if view.has("reasoning") else ()))),
         ("trained for", _number(view, "trained_context_tokens", " tokens")),
         ("vocabulary", _number(view, "vocabulary_size", " tokens")),
         ("embedding", _number(view, "embedding_length", " values")),

@@ -240,6 +240,7 @@ class InspectView(Response):
     shards: int
     tensor_count: int
     badges: tuple[Badge, ...] = ()
+    reasoning: tuple[str, ...] = Field(default=(), description="switches that the chat template reads")
     trained_context_tokens: int | None = None
     vocabulary_size: int | None = None
     embedding_length: int | None = None

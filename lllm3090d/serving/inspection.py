@@ -149,6 +149,7 @@ def _facts_fields(facts: CheckpointFacts) -> dict[str, object]:
         "embedding_length": facts.embedding_length,
         "block_count": len(facts.layers),
         "expert_count": facts.expert_count,
+        "reasoning": tuple(map(printable, facts.reasoning)),
         "sliding_window_tokens": facts.sliding_window_tokens,
         "layers": tuple(map(_layer, facts.layers)),
         "output_tied": facts.output_is_tied,

@@ -336,3 +336,10 @@ def test_a_state_file_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 
 def test_a_sound_state_file_is_no_problem(lookup: Lookup) -> None:
     assert lookup.state_problem() is None
+
+
+def test_switches_of_the_chat_template_are_shown(lookup: Lookup, tmp_path: Path) -> None:
+    template = "{% if enable_thinking %}<think>{% endif %}{{ messages[0].content }}"
+    path = write_llama(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": template})
+    assert by_path(lookup, path).reasoning == ("enable_thinking",)
+    assert by_path(lookup, write_llama(tmp_path / "plain.gguf")).reasoning == ()
