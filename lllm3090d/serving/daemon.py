@@ -20,9 +20,10 @@ from lllm3090d.bus.thread import BusThread
 from lllm3090d.checkpoints.library import resolve
 from lllm3090d.engines.arguments import launch as engine_launch
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import CardKind, CardReader
+from lllm3090d.gpus.readings import CardReader
 from lllm3090d.planning.planner import Plan, PlanRequest
 from lllm3090d.planning.reserves import Budget
+from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
     Admitted,
@@ -59,7 +60,7 @@ from lllm3090d.serving.refusals import not_loaded, stopping
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_spec import socket_path
-from lllm3090d.settings import Desktop, Settings, load_settings
+from lllm3090d.settings import Settings, load_settings
 from lllm3090d.wire import EventKind
 
 log = logging.getLogger(__name__)
@@ -343,20 +344,9 @@ class Daemon:
 
     async def look_for_desktop(self) -> None:
         """Find out whether a desktop session is on the card; what observe() says from now on."""
-        match self.settings.desktop:
-            case Desktop.ACTIVE:
-                self._desktop_active = True
-            case Desktop.INACTIVE:
-                self._desktop_active = False
-            case Desktop.AUTO if self.reader.card.kind is CardKind.CPU:
-                self._desktop_active = False
-            case Desktop.AUTO:
-                try:
-                    state = await self.manager.unit_active_state("graphical-session.target")
-                except LlmError:
-                    self._desktop_active = None
-                else:
-                    self._desktop_active = state in {"active", "activating"}
+        self._desktop_active = await desktop_active(
+            self.settings.desktop, self.reader.card.kind, self.manager
+        )
 
     async def _ask(self, token: str, event: Event) -> Answer:
         if self._writer is None or self._writer.cancelling():
