@@ -49,6 +49,8 @@ SCHEMA_VERSION = len(MIGRATIONS)
 
 # The primary result codes that say the file itself is no usable database.
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+# Where the schema is damaged, SQLite quotes it in its message and Python cannot decode that.
+_FAILURES = (sqlite3.Error, UnicodeDecodeError)
 
 
 class _NewerSchemaError(Exception):
@@ -85,7 +87,7 @@ class Store:
                 return []
             try:
                 return self._connection.execute(query, parameters).fetchall()
-            except sqlite3.Error as error:
+            except _FAILURES as error:
                 self._failed(error, "read")
                 return []
 
@@ -97,12 +99,13 @@ class Store:
             try:
                 with _transaction(self._connection):
                     work(self._connection)
-            except sqlite3.Error as error:
+            except _FAILURES as error:
                 self._failed(error, "written")
                 return False
             if self.problem is not None and self.problem.details.get("passing"):
                 log.info("the state file can be written again")
                 self.problem = None
+                self._wait_when_busy(BUSY_TIMEOUT_S)
             return True
 
     # --- opening and what can go wrong ---------------------------------------------------------------------
@@ -114,19 +117,19 @@ class Store:
         except _NewerSchemaError as error:
             hint = "Update lllm3090, or move the file away to begin anew."
             return self._in_memory(f"was written by a newer release ({error})", hint)
-        except sqlite3.DatabaseError as error:
-            if _code(error) in _DAMAGED:
+        except _FAILURES as error:
+            if _is_damage(error):
                 return self._anew(error)
             return self._in_memory(f"cannot be used: {error}", _HINT)
         except OSError as error:
             return self._in_memory(f"cannot be used: {error.strerror}", _HINT)
 
-    def _anew(self, error: sqlite3.Error) -> sqlite3.Connection:
+    def _anew(self, error: Exception) -> sqlite3.Connection:
         """Move the damaged file aside and begin with an empty one."""
         try:
             aside = _move_aside(self._wanted)
             connection = _opened(str(self._wanted))
-        except (OSError, sqlite3.Error) as second:
+        except (OSError, *_FAILURES) as second:
             return self._in_memory(f"is damaged ({error}) and cannot be replaced: {second}", _HINT)
         self._say(f"was damaged ({error}); what was learnt begins anew", f"The damaged file is {aside}.")
         return connection
@@ -136,14 +139,20 @@ class Store:
         self._say(f"{reason}; what is learnt now is forgotten when the daemon ends", hint)
         return _opened(":memory:")
 
-    def _failed(self, error: sqlite3.Error, done: str) -> None:
+    def _failed(self, error: Exception, done: str) -> None:
         """Replace a file that turned out to be damaged; let everything else, such as a full disk, pass."""
-        if _code(error) in _DAMAGED and self.path is not None:
+        if _is_damage(error) and self.path is not None:
             self._connection.close()
             self._connection = self._anew(error)
             return
         if self.problem is None:
             self._say(f"cannot be {done}: {error}", "Check the space on its disk.", passing=True)
+            # Whoever holds it may hold it for long, and a list of models writes each file that is new.
+            self._wait_when_busy(0)
+
+    def _wait_when_busy(self, seconds: float) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
     def _say(self, reason: str, hint: str, *, passing: bool = False) -> None:
         self.problem = LlmError(
@@ -159,9 +168,10 @@ class Store:
 _HINT = "Correct the permissions or the disk, or set state_dir (LLLM3090_STATE_DIR)."
 
 
-def _code(error: sqlite3.Error) -> int:
-    """The primary result code of SQLite; 0 for errors of the Python binding."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+def _is_damage(error: Exception) -> bool:
+    """The file itself is no usable database; errors of the Python binding have no result code of SQLite."""
+    code = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+    return code in _DAMAGED or isinstance(error, UnicodeDecodeError)
 
 
 def _opened(database: str) -> sqlite3.Connection:

@@ -8,6 +8,7 @@ Signals are hints; whoever must know asks :meth:`SystemdManager.status`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -60,6 +61,7 @@ NO_SUCH_PROCESS = NAME + ".NoSuchProcess"
 
 DEFAULT_TIMEOUT_START_S = 90.0  # DefaultTimeoutStartSec= of systemd
 JOB_MARGIN_S = 5.0  # added to systemd's own limit before we stop waiting for a job
+GREETING_TIMEOUT_S = 5.0
 RESUME_FIRST_S = 0.2
 RESUME_LAST_S = 5.0
 
@@ -109,8 +111,7 @@ class SystemdManager:
             await bus.subscribe(match, handler)
         bus.add_state_handler(manager._on_bus_state)
         try:
-            await manager._subscribe()
-            await manager._read_version()
+            await manager._greet()
         except BaseException:
             await manager.close()
             raise
@@ -275,6 +276,23 @@ class SystemdManager:
         return tuple(await self._property(MANAGER_PROPERTIES, MANAGER_INTERFACE, "Environment"))
 
     # --- calls ---
+
+    async def _greet(self) -> None:
+        """Subscribe. The first connection of all starts the bus, where systemd takes its name a moment later."""
+        deadline = asyncio.get_running_loop().time() + GREETING_TIMEOUT_S
+        while True:
+            self._owner_came.clear()
+            try:
+                await self._subscribe()
+                await self._read_version()
+            except LlmError as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                log.info("systemd is not on the bus yet: %s", error.message)
+            else:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._owner_came.wait(), RESUME_FIRST_S)
 
     async def _subscribe(self) -> None:
         try:

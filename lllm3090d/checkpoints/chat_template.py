@@ -26,9 +26,9 @@ SWITCHES = (
 # Words in a message that a template looks for.
 SOFT_SWITCHES = ("/think", "/no_think", "/nothink")
 MAX_LEVELS = 16  # of one switch; published templates have at most five
-MAX_LIST_TOKENS = (
-    128  # of a list or of arguments; what is longer is cut, so that nothing is searched for long
-)
+# Of a list or of arguments; what is longer is cut, so that nothing is searched for long.
+MAX_LIST_TOKENS = 64
+MAX_FILTERS = 6  # on one variable, one behind the other; a longer chain is left where it is
 
 _LEVEL = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _OPENING = re.compile(r"\{[{%#]")
@@ -202,7 +202,9 @@ def _levels(switch: str, blocks: Sequence[Sequence[_Token]]) -> tuple[str, ...]:
 def _after(block: Sequence[_Token], index: int, search: _Search) -> int:
     """Where the filters and methods of the variable there end; a default among them is a level."""
     index += 1
-    while index + 1 < len(block) and block[index].is_sign("|", ".") and block[index + 1].kind == "name":
+    for _ in range(MAX_FILTERS):
+        if index + 1 >= len(block) or not block[index].is_sign("|", ".") or block[index + 1].kind != "name":
+            break
         name = block[index + 1].text
         index += 2
         if index < len(block) and block[index].is_sign("("):

@@ -71,7 +71,8 @@ __all__ = [
 ]
 
 SUPPORTED_ARCHITECTURES = tuple(sorted(ARCHITECTURES))
-CACHED_CHECKPOINTS = 256
+# More than a library has: a list of the models asks for all of them in order, so with one too few none is found.
+CACHED_CHECKPOINTS = 2048
 DEFAULT_ROPE_BASE = 10_000.0
 GEMMA3N_PER_LAYER_VALUES = 256  # a constant of the engine
 

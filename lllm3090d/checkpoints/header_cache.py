@@ -131,12 +131,10 @@ class HeaderCache:
             self._digests = {}
             for path, size, mtime, inode, text in self._store.rows(_SELECT_DIGESTS, (reader,)):
                 try:
-                    read = Digest.from_json(text)
+                    stamp = FileStamp(size, mtime, inode % _U64_LIMIT)
+                    self._digests[Path(os.fsdecode(path))] = (stamp, Digest.from_json(text))
                 except (ValueError, TypeError, KeyError) as error:
                     log.warning("a cached digest cannot be used", extra={"reason": str(error)})
-                    continue
-                stamp = FileStamp(size, mtime, inode % _U64_LIMIT)
-                self._digests[Path(os.fsdecode(path))] = (stamp, read)
             if self._store.rows("SELECT 1 FROM headers WHERE reader != ? LIMIT 1", (reader,)):
                 self._store.change(
                     lambda connection: connection.execute("DELETE FROM headers WHERE reader != ?", (reader,))

@@ -173,7 +173,8 @@ def read_layers(
             )
         )
     widest = max(plan.kv_heads[i] * plan.head_lengths(i)[1] for i in range(count))
-    return tuple(layers), widest
+    once: dict[LayerFacts, LayerFacts] = {}  # most are equal; the facts of a whole library are kept
+    return tuple(once.setdefault(layer, layer) for layer in layers), widest
 
 
 def is_latent(keys: Keys, architecture: str) -> bool:

@@ -782,3 +782,42 @@ def test_a_lost_bus_is_noticed_found_again_and_its_signals_with_it(private_bus: 
         await own_and_hear()
 
     on(private_bus, scenario)
+
+
+LATE_SYSTEMD = """
+import sys
+import pydbus
+from gi.repository import GLib
+
+class Manager:
+    dbus = '<node><interface name="org.freedesktop.systemd1.Manager"><method name="Subscribe"/>' \\
+        '<property name="Version" type="s" access="read"/></interface></node>'
+    Version = "252.1-late"
+
+    def Subscribe(self):
+        pass
+
+bus = pydbus.connect(sys.argv[1])
+published = bus.publish("org.freedesktop.systemd1", ("/org/freedesktop/systemd1", Manager()))
+GLib.MainLoop().run()
+"""
+
+
+def test_systemd_may_come_to_the_bus_after_the_daemon(private_bus: PrivateBus) -> None:
+    """As at login, when the daemon's connection starts the bus and systemd takes its name there a moment later."""
+
+    async def scenario(bus: BusThread) -> None:
+        connecting = asyncio.create_task(SystemdManager.connect(bus, "lllm3090-*.service"))
+        # The first question is answered, with nobody there, before a program can be started.
+        await bus.method(BUS, "ListNames")
+        command = (sys.executable, "-c", LATE_SYSTEMD, private_bus.address)
+        late = await asyncio.create_subprocess_exec(*command)
+        try:
+            manager = await connecting
+            assert manager.version_number == 252
+            await manager.close()
+        finally:
+            late.kill()
+            await late.wait()
+
+    on(private_bus, scenario)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -146,17 +145,17 @@ def test_levels_are_bounded() -> None:
         "{{'",
         "{{ thinking ",
         "{{ thinking|d(",
+        "thinking|d(1)",
+        *("{{ thinking|d(" + "," * commas for commas in range(1, 6)),
         "(",
         "thinking in [",
         "}",
     ],
 )
-def test_hostile_templates_take_no_time(piece: str) -> None:
-    """A quarter of a megabyte of the same sign takes about a second; a quadratic search would take hours."""
+def test_hostile_templates_come_to_an_end(piece: str) -> None:
+    """A quarter of a megabyte of the same sign takes about a second; a quadratic search runs into the time limit."""
     template = "{{ reasoning_effort " + piece * (250_000 // len(piece))
-    begin = time.process_time()
-    reasoning_words(template)
-    assert time.process_time() - begin < 5
+    assert set(reasoning_words(template)) <= {"reasoning_effort", "thinking"}
 
 
 @given(

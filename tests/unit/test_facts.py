@@ -480,6 +480,24 @@ def test_cache_is_bounded_and_keeps_what_was_used_last(
     assert reads.count == 4
 
 
+def test_the_facts_of_a_large_library_are_kept_and_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of models asks for all of them in order: with one too few, each list would read every header."""
+    reads = CountedReads(monkeypatch)
+    cache = FactsCache()
+    first = write_llama(tmp_path / "0.gguf", blocks=40)
+    paths = [first, *(tmp_path / f"{number}.gguf" for number in range(1, 1000))]
+    for path in paths[1:]:
+        path.symlink_to(first)
+    for _ in range(2):
+        for path in paths:
+            facts = cache.get([path])
+    assert reads.count == len(paths)
+    assert len(facts.layers) == 40
+    assert len(set(map(id, facts.layers))) == 1  # equal blocks are kept once
+
+
 def test_cache_does_not_keep_failures_or_what_changed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -279,12 +278,11 @@ def _one_tensor(name: bytes, dimensions: int, shape: bytes, kind: int, offset: i
     ],
 )
 @pytest.mark.parametrize("tail", [0, 1 << 20, 1 << 42], ids=["cut", "1 MiB follows", "4 TiB follow"])
+@pytest.mark.timeout(20)  # a bound, not a measurement: what is believed unread takes minutes, or all memory
 def test_hostile_numbers(tmp_path: Path, data: bytes, tail: int) -> None:
     path = write_bytes(tmp_path / "m.gguf", data)
     os.truncate(path, len(data) + tail)
-    started = time.process_time()
     refusal(path)
-    assert time.process_time() - started < 2
 
 
 def _three_tensors(*infos: tuple[str, int, int, int]) -> bytes:
@@ -336,9 +334,7 @@ def test_places_shapes_and_types(tmp_path: Path, infos: list[tuple[str, int, int
 def test_ten_thousand_tensors(tmp_path: Path) -> None:
     tensors = [Tensor(f"blk.{i // 10}.weight_{i % 10}", (32, 2), "Q8_0") for i in range(10_000)]
     path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, tensors)
-    started = time.process_time()
     found = read_header(path)
-    assert time.process_time() - started < 0.5
     assert [tensor.name for tensor in found.tensors] == [tensor.name for tensor in tensors]
     assert found.tensors[-1].offset + 96 == found.file_bytes
 
@@ -349,13 +345,11 @@ def test_a_vocabulary_of_a_million_tokens(tmp_path: Path) -> None:
     data = _preamble(0, 2) + text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, count)
     data += b"".join(entry + b"%05d" % (i % 100_000) for i in range(count)) + text("after") + typed_value(7)
     path = write_bytes(tmp_path / "m.gguf", data)
-    started = time.process_time()
     tracemalloc.start()
     metadata = read_header(path).metadata
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 << 20
-    assert time.process_time() - started < 3
     assert metadata["tokenizer.ggml.tokens"] == Unread(count, 69)
     assert metadata["after"] == 7
 
@@ -553,9 +547,7 @@ def test_a_large_vocabulary_is_cheap(tmp_path: Path) -> None:
         metadata={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": Typed("f32", [0.0] * 262144)}
     )
     path = write_gguf(tmp_path / "m.gguf", metadata, model_tensors(metadata))
-    started = time.process_time()
     found = read_header(path)
-    assert time.process_time() - started < 0.3
     assert isinstance(found.metadata["tokenizer.ggml.tokens"], Unread)
 
 

@@ -150,6 +150,22 @@ def test_damaged_entries_are_read_again(tmp_path: Path, store: Store) -> None:
     assert reader.read == ["m.gguf"]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE headers SET path = 7",
+        "UPDATE headers SET inode = 'x'",
+        "UPDATE headers SET size_bytes = 'x'",
+        "UPDATE headers SET digest = x'ff'",
+    ],
+)
+def test_rows_of_other_types_are_read_again(tmp_path: Path, store: Store, damage: str) -> None:
+    path = write_llama(tmp_path / "m.gguf")
+    HeaderCache(store).digests(stamps(path))
+    assert store.change(lambda connection: connection.execute(damage))
+    assert HeaderCache(store).digests(stamps(path))[path] == digest(read_header(path))
+
+
 def test_a_store_that_fails_costs_time_only(tmp_path: Path) -> None:
     broken = Store(tmp_path / "state.db")
     broken.close()

@@ -168,6 +168,40 @@ def test_the_database_of_another_program_is_not_touched_up(tmp_path: Path) -> No
     connection.close()
 
 
+def damage_schema(path: Path) -> None:
+    """Make a table's definition neither SQL nor UTF-8, which SQLite quotes in its message."""
+    content = path.read_bytes()
+    assert content.count(b"path BLOB NOT NULL") == 1
+    path.write_bytes(content.replace(b"path BLOB NOT NULL", b"path BLOB NOT \x8fULL"))
+
+
+def test_a_damaged_schema_is_got_over(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    Store(path).close()
+    damage_schema(path)
+    store = Store(path)
+    assert store.problem is not None
+    assert "damaged" in store.problem.message
+    assert store.path == path
+    assert works(store)
+    store.close()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_schema_that_is_damaged_later_is_got_over(tmp_path: Path, reads: bool) -> None:
+    path = tmp_path / "state.db"
+    store = Store(path)
+    store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.rows("PRAGMA writable_schema = ON")
+    store.rows("UPDATE sqlite_schema SET sql = CAST(x'435245415445208f' AS TEXT) WHERE name = 'headers'")
+    store.rows("PRAGMA writable_schema = RESET")
+    assert store.rows(PATHS) == [] if reads else not add(store, b"a")
+    assert store.problem is not None
+    assert "damaged" in store.problem.message
+    assert works(store)
+    store.close()
+
+
 def test_damage_that_shows_later_is_got_over(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = Store(path)
@@ -238,10 +272,13 @@ def test_a_locked_file_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not add(store, b"a")
     assert store.problem is not None
     assert "locked" in store.problem.message
+    assert store.rows("PRAGMA busy_timeout") == [(0,)]  # one wait is enough
+    assert not add(store, b"a")
     other.execute("ROLLBACK")
     other.close()
     assert add(store, b"a")
     assert problem(store) is None
+    assert store.rows("PRAGMA busy_timeout") == [(50,)]
     store.close()
 
 
