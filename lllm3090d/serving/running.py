@@ -35,8 +35,6 @@ class Instance:
     # It ended by itself and the reason is still being read.
     post_mortem_pending: bool = False
     memory_pending: bool = False
-    # What the waiters of an interrupted load are told.
-    interruption: LlmError | None = None
     released_bytes: int = 0
 
     @property
