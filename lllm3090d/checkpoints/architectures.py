@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -201,7 +201,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             name: Architecture(has_memory=False, embedding_is_output=name in _DIFFUSION, graph=Graph.NONE)
             for name in _ENCODERS
         },
-        "gemma-embedding": Architecture(has_memory=False, graph=Graph.NONE),
+        # The window changes nothing here but which lengths the heads of a layer have.
+        "gemma-embedding": Architecture(has_memory=False, sliding=Sliding(_LAST, 6), graph=Graph.NONE),
         "gemma3n": Architecture(
             sliding=Sliding(_LAST, 5, required=True), kv_layers=20, doubles_tied=True, graph=Graph.ALTUP
         ),
@@ -251,10 +252,18 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "nemotron_h_moe": _NEMOTRON_H,
         "falcon-h1": Architecture(recurrence=Recurrence.BESIDE_ATTENTION, state=State.MAMBA_GROUPS),
         "lfm2": _LFM2,
-        "lfm2moe": _LFM2,
+        "lfm2moe": replace(_LFM2, sliding=None),
         "mamba": Architecture(recurrence=Recurrence.ALL, state=State.MAMBA),
         "mamba2": Architecture(recurrence=Recurrence.ALL, state=State.MAMBA_GROUPS),
         **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), _RWKV),
+    }
+)
+
+# Drafters in files of their own: no model, so nothing loads them alone. What their file lacks they take from the model.
+DRAFTERS: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "eagle3": Architecture(embedding_is_output=False),
+        "dflash": Architecture(sliding=Sliding(Periods.ARRAY)),
     }
 )
 

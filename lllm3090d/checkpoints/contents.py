@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lllm3090d.checkpoints.architectures import Architecture, Mtp, State
@@ -35,20 +35,28 @@ class Tensors:
     """
 
     def __init__(
-        self, headers: Sequence[GgufHeader], keys: Keys, architecture: str, rule: Architecture
+        self,
+        headers: Sequence[GgufHeader],
+        keys: Keys,
+        architecture: str,
+        rule: Architecture,
+        *,
+        is_drafter: bool = False,
     ) -> None:
-        """Sort them. Raises LlmError: BAD_CHECKPOINT naming the key or the tensor."""
+        """Sort them. Raises LlmError: BAD_CHECKPOINT naming the key or the tensor.
+
+        A drafter may lack the trunk and the token embedding, which its model has.
+        """
         self._path = headers[0].path
         self._embedding_norm_is_final = rule.state is State.SHORT_CONVOLUTION
         self.layer_count = keys.number(f"{architecture}.block_count", least=1, most=MAX_LAYERS)
         mtp_key = f"{architecture}.nextn_predict_layers"
         mtp_count = keys.number(mtp_key, 0, most=self.layer_count - 1)
-        if mtp_count and rule.mtp is Mtp.NONE:
-            keys.fail(mtp_key, f"is {mtp_count}; the engine knows no such blocks of {architecture}")
         self.trunk_count = self.layer_count - mtp_count
         self.has_mtp = False
         self._blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.layer_count)]
         self._outside: dict[str, TensorInfo] = {}
+        self._weighed: dict[tuple[int, tuple[int, ...], str], WeightBytes] = {}
         # CUDA pads rows of a quantised type, so values and bytes of its blocks are needed.
         self._types = {
             kind.name: (kind.block_values, kind.block_bytes) for kind in gguf_format().tensor_types.values()
@@ -56,15 +64,22 @@ class Tensors:
         for header in headers:
             for tensor in header.tensors:
                 self._add(tensor, mtp_key)
-        needed = self.trunk_count if rule.mtp is Mtp.OPTIONAL else self.layer_count
-        for index, block in enumerate(self._blocks[:needed]):
+        if rule.mtp is Mtp.NONE and any(self._blocks[self.trunk_count :]):
+            keys.fail(mtp_key, f"is {mtp_count}; the engine knows no such blocks of {architecture}")
+        may_lack_them = rule.mtp in (Mtp.OPTIONAL, Mtp.NONE)
+        needed = self.trunk_count if may_lack_them else self.layer_count
+        first = self.trunk_count if is_drafter and mtp_count else 0
+        for index, block in enumerate(self._blocks[first:needed], first):
             if not block:
                 raise self.bad(f"block {index} of {self.layer_count} has no tensors")
-        self._required("token_embd.weight")
+        if not is_drafter:
+            self._required("token_embd.weight")
         if mtp_count:
             self.has_mtp = _FUSION in self._blocks[self.trunk_count]
-            if rule.mtp is Mtp.LOADED and not self.has_mtp:
-                raise self.bad(f"{mtp_key} is {mtp_count}, yet blk.{self.trunk_count}.{_FUSION} is missing")
+            # Where the first may lack it and does, none of them is looked at.
+            for index in range(self.trunk_count, self.layer_count):
+                if (self.has_mtp or not may_lack_them) and _FUSION not in self._blocks[index]:
+                    raise self.bad(f"{mtp_key} is {mtp_count}, yet blk.{index}.{_FUSION} is missing")
 
     def bad(self, reason: str) -> LlmError:
         """BAD_CHECKPOINT for the whole checkpoint."""
@@ -80,6 +95,21 @@ class Tensors:
         """Shape of a tensor of a block, its rows' length first; None where it is missing."""
         tensor = self._blocks[block].get(name)
         return None if tensor is None else tensor.shape
+
+    def outside_shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor outside the blocks; None where it is missing."""
+        tensor = self._outside.get(name)
+        return None if tensor is None else tensor.shape
+
+    def block(self, index: int) -> Mapping[str, TensorInfo]:
+        """All tensors of a block by their names in it."""
+        return self._blocks[index]
+
+    def check_table(self, name: str, shape: tuple[int, ...], *, required: bool = False) -> None:
+        """A tensor outside the blocks must have this shape where it is there."""
+        tensor = self._required(name) if required else self._outside.get(name)
+        if tensor is not None and tensor.shape != shape:
+            raise self.bad(f"{name} has the shape {list(tensor.shape)}, its metadata promise {list(shape)}")
 
     def check_rows(self, block: int, name: str, rows: int) -> None:
         """A projection on its own must have the rows that the metadata promise."""
@@ -115,7 +145,12 @@ class Tensors:
         return TableWeights(**places)
 
     def _weigh(self, tensor: TensorInfo) -> WeightBytes:
-        return weigh(tensor, self._types.get(tensor.type_name))
+        """Most tensors weigh as much as those of the other blocks."""
+        kind = (tensor.size_bytes, tensor.shape[:1], tensor.type_name)
+        known = self._weighed.get(kind)
+        if known is None:
+            known = self._weighed[kind] = weigh(tensor, self._types.get(tensor.type_name))
+        return known
 
     def _required(self, name: str) -> TensorInfo:
         if name not in self._outside:

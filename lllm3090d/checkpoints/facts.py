@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lllm3090d.checkpoints.architectures import (
     ARCHITECTURES,
+    DRAFTERS,
     REFUSED,
     Architecture,
     Graph,
@@ -19,6 +20,7 @@ from lllm3090d.checkpoints.architectures import (
 from lllm3090d.checkpoints.chat_template import reasoning_words
 from lllm3090d.checkpoints.contents import Tensors
 from lllm3090d.checkpoints.cursor import printable
+from lllm3090d.checkpoints.engine_rules import ENGINE_RULES
 from lllm3090d.checkpoints.gguf_format import gguf_format
 from lllm3090d.checkpoints.header import GgufHeader, read_header
 from lllm3090d.checkpoints.layers import (
@@ -32,7 +34,9 @@ from lllm3090d.checkpoints.layers import (
 )
 from lllm3090d.checkpoints.metadata import Keys
 from lllm3090d.checkpoints.projector import ProjectorFacts, VisionFacts
+from lllm3090d.checkpoints.required_keys import check_keys
 from lllm3090d.checkpoints.shards import check_split, complete_shards
+from lllm3090d.checkpoints.tensor_shapes import check_tables
 from lllm3090d.checkpoints.weights import (
     NOTHING,
     BlockWeights,
@@ -52,6 +56,7 @@ __all__ = [
     "Architecture",
     "BlockWeights",
     "CheckpointFacts",
+    "DrafterFacts",
     "FactsCache",
     "Graph",
     "LatentFacts",
@@ -65,6 +70,7 @@ __all__ = [
     "VisionFacts",
     "WeightBytes",
     "aligned",
+    "read_drafter_facts",
     "read_facts",
     "row_padding_bytes",
     "total",
@@ -112,6 +118,20 @@ class LatentFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What a drafter in a file of its own takes from its model.
+
+    Attributes:
+        feature_length: values of the model's hidden states that it reads for each token, those of several layers
+            together.
+        reduced_vocabulary: it knows fewer words than its model, and maps them.
+    """
+
+    feature_length: int
+    reduced_vocabulary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFacts:
     """A checkpoint as planning sees it; all sizes of all shards together.
 
@@ -136,6 +156,7 @@ class CheckpointFacts:
         state_space: widths of the state-space layers, None without.
         latent: None without latent attention.
         rope: None where the file says nothing of positions.
+        drafter: of a file that only drafts for a model; None for a model.
     """
 
     architecture: str
@@ -157,11 +178,17 @@ class CheckpointFacts:
     latent: LatentFacts | None = None
     rope: RopeFacts | None = None
     reasoning: tuple[str, ...] = ()
+    drafter: DrafterFacts | None = None
+
+    def __hash__(self) -> int:
+        """Of a few fields that tell checkpoints apart: prices look facts up by the hundred."""
+        names = (self.architecture, self.title, self.quantisation)
+        return hash((names, self.file_bytes, self.vocabulary_size, len(self.layers)))
 
     @property
     def rule(self) -> Architecture:
         """What the engine does with this architecture."""
-        return ARCHITECTURES[self.architecture]
+        return ARCHITECTURES.get(self.architecture) or DRAFTERS[self.architecture]
 
     @property
     def trunk(self) -> tuple[LayerFacts, ...]:
@@ -230,16 +257,54 @@ def read_facts(shards: Sequence[Path], read: Callable[[Path], GgufHeader] = read
     return facts_of_headers(headers)
 
 
-def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
+def read_drafter_facts(
+    shards: Sequence[Path], read: Callable[[Path], GgufHeader] = read_header
+) -> CheckpointFacts:
+    """The facts of a file that drafts for a model: EAGLE-3, DFlash or DSpark, or blocks for multi-token prediction.
+
+    A whole model that drafts for a larger one has the facts of a model, see :func:`read_facts`.
+
+    Args:
+        shards: as of :func:`read_facts`.
+        read: where the headers come from.
+
+    Raises:
+        LlmError: as :func:`read_facts`; UNSUPPORTED_ARCHITECTURE also for a drafter whose memory nobody has compared
+            with the engine's.
+    """
+    headers = [read(shard) for shard in complete_shards(shards)]
+    check_split(headers)
+    return facts_of_headers(headers, is_drafter=True)
+
+
+def facts_of_headers(headers: Sequence[GgufHeader], *, is_drafter: bool = False) -> CheckpointFacts:
     """The facts of a complete set of headers in order; raises as :func:`read_facts`."""
     keys = Keys(headers[0])
     architecture = keys.text("general.architecture")
-    rule = ARCHITECTURES.get(architecture)
-    if rule is None:
+    rule = ARCHITECTURES.get(architecture) or (DRAFTERS.get(architecture) if is_drafter else None)
+    # DSpark drafters for DeepSeek-V4 have blocks of its own kind.
+    if rule is None or (is_drafter and keys.number(f"{architecture}.hyper_connection_count", 0)):
         raise _unsupported(headers[0], architecture)
-    tensors = Tensors(headers, keys, architecture, rule)
+    engine = ENGINE_RULES.get(architecture)  # none of drafters
+    if engine is not None:
+        check_keys(keys, architecture, engine)
+    tensors = Tensors(headers, keys, architecture, rule, is_drafter=is_drafter)
     embedding_length = keys.number(f"{architecture}.embedding_length", least=1)
-    layers, widest = read_layers(keys, architecture, rule, tensors, embedding_length)
+    per_layer = _per_layer_embedding(keys, architecture, rule)
+    layers, widest = read_layers(
+        keys, architecture, rule, tensors, embedding_length, per_layer_values=per_layer
+    )
+    vocabulary_size = _vocabulary_size(tensors, keys, architecture, embedding_length, is_drafter=is_drafter)
+    if engine is not None and not is_drafter:
+        check_tables(
+            keys,
+            architecture,
+            engine,
+            tensors,
+            embedding=embedding_length,
+            rows=vocabulary_size,
+            per_layer=per_layer,
+        )
     trained = keys.number(f"{architecture}.context_length", least=1)
     template = keys.value("tokenizer.chat_template")
     sliding = any(layer.kind is LayerKind.SLIDING for layer in layers)
@@ -249,7 +314,7 @@ def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
         quantisation=_quantisation(headers, keys),
         trained_context_tokens=trained,
         embedding_length=embedding_length,
-        vocabulary_size=tensors.vocabulary_size(embedding_length),
+        vocabulary_size=vocabulary_size,
         sliding_window_tokens=window_tokens(keys, architecture, rule.sliding, tensors.trunk_count)
         if sliding
         else 0,
@@ -260,12 +325,35 @@ def facts_of_headers(headers: Sequence[GgufHeader]) -> CheckpointFacts:
         has_mtp=tensors.has_mtp and rule.mtp in (Mtp.LOADED, Mtp.OPTIONAL),
         expert_count=keys.number(f"{architecture}.expert_count", 0),
         widest_v_values=widest,
-        per_layer_embedding_values=_per_layer_embedding(keys, architecture, rule),
+        per_layer_embedding_values=per_layer,
         state_space=state_space(keys, architecture, rule),
         latent=_latent(keys, architecture) if rule.may_be_latent else None,
         rope=_rope(keys, architecture, layers, trained) if rule.recurrence is not Recurrence.ALL else None,
         reasoning=reasoning_words(template) if isinstance(template, str) else (),
+        drafter=_drafter(tensors, keys, architecture, embedding_length) if is_drafter else None,
     )
+
+
+def _vocabulary_size(
+    tensors: Tensors, keys: Keys, architecture: str, embedding_length: int, *, is_drafter: bool
+) -> int:
+    """Rows of the token embedding; without one, of the output, or what the file says; 0 where that is the model's."""
+    if not is_drafter or tensors.outside_shape("token_embd.weight") is not None:
+        return tensors.vocabulary_size(embedding_length)
+    output = tensors.outside_shape("output.weight")
+    return output[1] if output and len(output) > 1 else keys.number(f"{architecture}.vocab_size", 0)
+
+
+def _drafter(tensors: Tensors, keys: Keys, architecture: str, embedding_length: int) -> DrafterFacts:
+    """Raises LlmError: BAD_CHECKPOINT for a file that cannot draft."""
+    if architecture not in DRAFTERS:
+        if not tensors.has_mtp:
+            keys.fail(f"{architecture}.nextn_predict_layers", "names no block that predicts further tokens")
+        return DrafterFacts(feature_length=embedding_length)
+    fusion = tensors.outside_shape("fc.weight")
+    if fusion is None:
+        raise tensors.bad("the tensor fc.weight, which reads the model's hidden states, is missing")
+    return DrafterFacts(fusion[0], reduced_vocabulary=tensors.outside_shape("d2t") is not None)
 
 
 class FactsCache:
@@ -276,12 +364,18 @@ class FactsCache:
     Args:
         capacity: checkpoints that are remembered.
         read: where the headers come from.
+        drafters: the files are drafters, see :func:`read_drafter_facts`.
     """
 
     def __init__(
-        self, capacity: int = CACHED_CHECKPOINTS, read: Callable[[Path], GgufHeader] = read_header
+        self,
+        capacity: int = CACHED_CHECKPOINTS,
+        read: Callable[[Path], GgufHeader] = read_header,
+        *,
+        drafters: bool = False,
     ) -> None:
         self._read = read
+        self._facts_of = read_drafter_facts if drafters else read_facts
         self._capacity = capacity
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[tuple[Path, int, int, int], ...], CheckpointFacts] = OrderedDict()
@@ -294,7 +388,7 @@ class FactsCache:
             if stamp in self._entries:
                 self._entries.move_to_end(stamp)
                 return self._entries[stamp]
-        facts = read_facts(
+        facts = self._facts_of(
             files, self._read
         )  # outside the lock: a slow disk must not hold up other checkpoints
         if _stamp(files) == stamp:

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lllm3090d.checkpoints.architectures import Architecture, Periods, Recurrence, Sliding, State
-from lllm3090d.checkpoints.contents import Tensors
+from lllm3090d.checkpoints.block_plan import BlockPlan
+from lllm3090d.checkpoints.contents import MAX_LAYERS, Tensors
+from lllm3090d.checkpoints.engine_rules import ENGINE_RULES
 from lllm3090d.checkpoints.metadata import Keys
+from lllm3090d.checkpoints.required_keys import check_inner, check_lengths
+from lllm3090d.checkpoints.tensor_shapes import Role, ShapeCheck, check_rope_tables, rotated_values
 from lllm3090d.checkpoints.weights import NO_WEIGHTS, BlockWeights
 
 DEFAULT_FULL_ATTENTION_INTERVAL = 4
 DEFAULT_TOKEN_SHIFTS = 2
+LEAST_KV_OWNERS = 2
+SIGN = 1 << 31
 DEFAULT_CONVOLUTIONS = 3  # of delta attention, where the file does not say
 
 
@@ -97,56 +103,73 @@ class StateSpace:
     heads: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What the metadata say of all blocks, before it is laid out block by block."""
-
-    heads: tuple[int, ...]
-    kv_heads: tuple[int, ...]
-    feed_forward: tuple[int, ...]
-    slides: tuple[bool, ...]
-    recurrent: tuple[bool, ...]
-    lengths: tuple[int, int]
-    sliding_lengths: tuple[int, int]
-
-    def head_lengths(self, index: int) -> tuple[int, int]:
-        """Values of a key head and of a value head."""
-        return self.sliding_lengths if self.slides[index] else self.lengths
-
-
 def read_layers(
-    keys: Keys, architecture: str, rule: Architecture, tensors: Tensors, embedding_length: int
+    keys: Keys,
+    architecture: str,
+    rule: Architecture,
+    tensors: Tensors,
+    embedding_length: int,
+    *,
+    per_layer_values: int = 0,
 ) -> tuple[tuple[LayerFacts, ...], int]:
     """All blocks, those for multi-token prediction last, and the widest V row of any of them.
 
-    The second is the width of every V row without flash attention.
+    The second is the width of every V row without flash attention. ``per_layer_values`` are those of the embedding
+    that each layer has of its own.
 
     Raises:
         LlmError: BAD_CHECKPOINT naming the key or the tensor.
     """
     count, trunk = tensors.layer_count, tensors.trunk_count
     plan = _plan(keys, architecture, rule, tensors, embedding_length)
+    engine = ENGINE_RULES.get(architecture)  # none of drafters
     experts = keys.number(f"{architecture}.expert_count", 0)
     used_key = f"{architecture}.expert_used_count"
     used = keys.per_layer(used_key, count, (0,) * count, least=0)
+    if engine is not None and engine.one_expert_is_none and experts <= 1:
+        experts, used = 0, (0,) * count
     if max(used) > experts or (experts and not max(used)):
         keys.fail(used_key, f"is {max(used)} of {experts} experts")
     conv, state = _state_values(keys, architecture, rule, plan.heads, embedding_length)
     latent = rule.may_be_latent and is_latent(keys, architecture)
     indexed = _indexed(keys, architecture, rule, trunk, count)
-    owners = _kv_owners(keys, architecture, rule, count)
+    owners = _kv_owners(keys, architecture, rule, count, plan.slides)
+    shapes = None
+    if engine is not None:
+        check_lengths(keys, architecture, engine, plan, rotated_values(keys, architecture, plan))
+        check_inner(keys, architecture, engine, embedding_length)
+        check_rope_tables(engine, tensors, plan, rotated_values(keys, architecture, plan))
+        shapes = ShapeCheck(
+            keys,
+            architecture,
+            engine,
+            tensors,
+            plan,
+            embedding_length=embedding_length,
+            per_layer_values=per_layer_values,
+            mla=latent,
+        )
     layers: list[LayerFacts] = []
     for i in range(count):
         k_length, v_length = plan.head_lengths(i)
         kind = _kind(rule, plan, i, latent=latent, owner=i < owners, trunk=i < trunk)
         owns = kind in KV_OWNERS
-        if owns:
-            _check_widths(keys, architecture, plan, i, tensors=tensors, latent=latent)
         keeps_state = i < trunk and plan.recurrent[i]
+        if owns and k_length == 0:
+            keys.fail(f"{architecture}.attention.head_count", f"is 0, yet block {i} has attention")
         down, experts_down = tensors.shape(i, "ffn_down.weight"), tensors.shape(i, "ffn_down_exps.weight")
         width = down[0] if down else 0
-        if width and not plan.feed_forward[i]:
+        if width and not plan.feed_forward[i if engine is None or engine.ffn_by_block else 0]:
             keys.fail(f"{architecture}.feed_forward_length", f"is 0, yet block {i} has {width} values")
+        if shapes is not None:
+            attends = owns or kind is LayerKind.SHARED or (not rule.has_memory and plan.kv_heads[i] > 0)
+            shapes.check(i, Role(attends, owns, keeps_state, i < trunk))
+        # The rows that are cached are those that come out of the projections, whichever block gave their width.
+        if owns and latent:
+            tensors.check_rows(i, "attn_kv_a_mqa", plan.kv_heads[i] * k_length)
+        elif owns:
+            tensors.check_rows(i, "attn_k", plan.kv_heads[i] * k_length)
+            tensors.check_rows(i, "attn_v", plan.kv_heads[i] * v_length)
         up = tensors.shape(i, "ffn_up.weight")
         layers.append(
             LayerFacts(
@@ -197,14 +220,14 @@ def _state_space(keys: Keys, architecture: str, rule: Architecture) -> StateSpac
     return StateSpace(
         inner=keys.number(prefix + "inner_size", least=1),
         state=keys.number(prefix + "state_size", least=1),
-        groups=keys.number(prefix + "group_count", least=1) if rule.state is State.MAMBA_GROUPS else 0,
+        groups=keys.number(prefix + "group_count") if rule.state is State.MAMBA_GROUPS else 0,
         heads=keys.number(prefix + "time_step_rank", least=1),
     )
 
 
 def _plan(
     keys: Keys, architecture: str, rule: Architecture, tensors: Tensors, embedding_length: int
-) -> _Plan:
+) -> BlockPlan:
     count = tensors.layer_count
     prefix = f"{architecture}.attention."
     all_recurrent = rule.recurrence is Recurrence.ALL
@@ -215,17 +238,18 @@ def _plan(
     kv_heads = keys.per_layer(prefix + "head_count_kv", count, heads, least=least)
     # The engine's defaults: the embedding shared out over the heads of the first layer.
     default_length = embedding_length // heads[0] if heads[0] else 0
-    if default_length == 0 and heads[0]:
+    if default_length == 0 and heads[0] and not all_recurrent:
         keys.fail(prefix + "head_count", f"is {heads[0]}, more than the embedding length {embedding_length}")
     lengths = (
         (
             keys.number(prefix + "key_length", default_length, least=1),
-            keys.number(prefix + "value_length", default_length, least=1),
+            # Latent attention caches no values.
+            keys.number(prefix + "value_length", default_length, least=0 if rule.may_be_latent else 1),
         )
         if heads[0]
         else (0, 0)
     )
-    return _Plan(
+    return BlockPlan(
         heads=heads,
         kv_heads=kv_heads,
         feed_forward=keys.per_layer(f"{architecture}.feed_forward_length", count, (0,) * count, least=0),
@@ -274,8 +298,8 @@ def _sliding(
     else:
         if keys.value(pattern) is None:
             keys.fail(pattern, "is missing")
-        # Some converters leave the blocks behind the trunk out.
-        found = keys.flags(pattern, (count, trunk))
+        # Some converters leave the blocks behind the trunk out; the engine takes any length.
+        found = keys.some_flags(pattern, MAX_LAYERS)[:count]
         slides = found + (False,) * (count - len(found))
     if not any(slides):
         keys.fail(pattern, "leaves no layer with the sliding window; the engine aborts on such a file")
@@ -332,7 +356,7 @@ def _state_values(
 
 
 def _kind(
-    rule: Architecture, plan: _Plan, index: int, *, latent: bool, owner: bool, trunk: bool
+    rule: Architecture, plan: BlockPlan, index: int, *, latent: bool, owner: bool, trunk: bool
 ) -> LayerKind:
     if not rule.has_memory:
         return LayerKind.NONE
@@ -350,17 +374,27 @@ def _kind(
     return LayerKind.SLIDING if plan.slides[index] else LayerKind.FULL
 
 
-def _mtp_in_context(rule: Architecture, plan: _Plan, index: int) -> bool:
+def _mtp_in_context(rule: Architecture, plan: BlockPlan, index: int) -> bool:
     one_mixer = rule.recurrence is Recurrence.NO_KV_HEADS_NO_FFN
     return rule.mtp_in_context and not (one_mixer and plan.feed_forward[index])
 
 
-def _kv_owners(keys: Keys, architecture: str, rule: Architecture, count: int) -> int:
-    """So many layers from the first have a cache of their own."""
+def _kv_owners(keys: Keys, architecture: str, rule: Architecture, count: int, slides: Sequence[bool]) -> int:
+    """So many layers from the first have a cache of their own.
+
+    Of the last two of them, the others share the first if they slide and the second if they do not.
+    """
+    key = f"{architecture}.attention.shared_kv_layers"
+    owners = count if rule.kv_layers is None else min(rule.kv_layers, count)
     if rule.shares_kv:
-        key = f"{architecture}.attention.shared_kv_layers"
-        return count - keys.number(key, 0, most=count - 2)
-    return count if rule.kv_layers is None else min(rule.kv_layers, count)
+        shared = keys.number(key, 0)
+        if shared <= SIGN:  # the engine takes larger ones for negative: then none is shared
+            owners = count - keys.number(key, 0, most=max(count - LEAST_KV_OWNERS, 0))
+    for i in range(owners, count):
+        source = owners - 2 if slides[i] else owners - 1
+        if slides[source] is not slides[i]:
+            keys.fail(key, f"lets block {i} share the cache of block {source}, which is of the other kind")
+    return owners
 
 
 def _indexed(keys: Keys, architecture: str, rule: Architecture, trunk: int, count: int) -> tuple[int, ...]:
@@ -372,17 +406,3 @@ def _indexed(keys: Keys, architecture: str, rule: Architecture, trunk: int, coun
     if architecture == "glm-dsa":  # only its full indexers have a cache
         full = keys.flags(f"{architecture}.attention.indexer.types", (trunk,))
     return tuple(values if i < trunk and full[i] else 0 for i in range(count))
-
-
-def _check_widths(
-    keys: Keys, architecture: str, plan: _Plan, index: int, *, tensors: Tensors, latent: bool
-) -> None:
-    """The projections must have the rows that the metadata promise."""
-    k_length, v_length = plan.head_lengths(index)
-    if k_length == 0:
-        keys.fail(f"{architecture}.attention.head_count", f"is 0, yet block {index} has attention")
-    if latent:
-        tensors.check_rows(index, "attn_kv_a_mqa", plan.kv_heads[index] * k_length)
-        return
-    tensors.check_rows(index, "attn_k", plan.kv_heads[index] * k_length)
-    tensors.check_rows(index, "attn_v", plan.kv_heads[index] * v_length)

@@ -70,6 +70,16 @@ class Keys:
             self.fail(key, "is an array of something else than flags")
         return tuple(bool(item) for item in items)
 
+    def some_flags(self, key: str, most: int) -> tuple[bool, ...]:
+        """An array of flags (booleans, or numbers of which 0 is false) with at most so many elements."""
+        length = self.length(key)
+        if length is not None and length > most:
+            self.fail(key, f"has {length} elements, at most {most} are allowed")
+        items = self.array(key, *range(most + 1))
+        if not all(isinstance(item, int) for item in items):
+            self.fail(key, "is an array of something else than flags")
+        return tuple(bool(item) for item in items)
+
     def per_layer(
         self, key: str, layers: int, default: tuple[int, ...] | None = None, *, least: int = 1
     ) -> tuple[int, ...]:
@@ -94,6 +104,13 @@ class Keys:
         if isinstance(value, Unread):
             self.fail(key, "is an array of texts")
         return value
+
+    def length(self, key: str) -> int | None:
+        """Elements of an array, read or not; None when the key is missing or no array."""
+        value = self.value(key)
+        if isinstance(value, Unread):
+            return value.count
+        return len(value) if isinstance(value, tuple) else None
 
     def _whole(self, key: str, value: Value, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):

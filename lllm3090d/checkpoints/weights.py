@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from lllm3090d.checkpoints.header import TensorInfo
 
@@ -33,6 +34,15 @@ class Memory(enum.StrEnum):
     HOST = "host"
     CUDA = "cuda"
     VULKAN = "vulkan"
+
+
+_ALIGNMENT_BYTES: Mapping[Memory, int] = MappingProxyType(
+    {
+        Memory.HOST: HOST_ALIGNMENT_BYTES,
+        Memory.CUDA: CUDA_ALIGNMENT_BYTES,
+        Memory.VULKAN: VULKAN_ALIGNMENT_BYTES,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +85,7 @@ def total(parts: Iterable[WeightBytes]) -> WeightBytes:
 
 def aligned(size_bytes: int, memory: Memory) -> int:
     """Bytes a tensor takes in such a buffer, without row padding."""
-    alignment = {
-        Memory.HOST: HOST_ALIGNMENT_BYTES,
-        Memory.CUDA: CUDA_ALIGNMENT_BYTES,
-        Memory.VULKAN: VULKAN_ALIGNMENT_BYTES,
-    }[memory]
+    alignment = _ALIGNMENT_BYTES[memory]
     return -(-size_bytes // alignment) * alignment
 
 

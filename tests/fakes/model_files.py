@@ -593,7 +593,10 @@ def _mimo2(sheet: Sheet) -> None:
     for block in each(sheet, "attn_norm", "ffn_norm"):
         q, k, v = sheet.heads(block)
         heads, kv_heads = sheet.key("attention.head_count"), sheet.key("attention.head_count_kv")
-        sheet.matrices(block, attn_q=(sheet.width, q), attn_k=(sheet.width, k), attn_v=(sheet.width, v))
+        if block < sheet.trunk:
+            sheet.matrices(block, attn_q=(sheet.width, q), attn_k=(sheet.width, k), attn_v=(sheet.width, v))
+        else:  # to draft, the engine insists on one matrix for the three
+            sheet.matrices(block, attn_qkv=(sheet.width, q + k + v))
         sheet.matrices(block, attn_output=(v // kv_heads * heads, sheet.width))
         if block < sheet.trunk and block >= sheet.keys["leading_dense_block_count"]:
             sheet.experts(block, sheet.keys["expert_feed_forward_length"], router="bias")

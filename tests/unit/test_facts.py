@@ -101,21 +101,22 @@ def test_every_byte_has_a_place(tmp_path: Path, architecture: str) -> None:
 
 
 def test_head_counts_per_layer_and_lengths(tmp_path: Path) -> None:
-    path = write_llama(
-        tmp_path / "m.gguf",
-        blocks=3,
-        head_count=[4, 4, 8],
-        kv_head_count=[1, 2, 4],
-        feed_forward_length=[128, 64, 32],
-        metadata={"llama.attention.key_length": 24, "llama.attention.value_length": 40},
-        type="F16",
-    )
-    layers = read_facts([path]).layers
+    """Of an architecture that takes them block by block; with llama the engine does not load such a file."""
+    dimensions: dict[str, Any] = {
+        "blocks": 3,
+        "head_count": [4, 4, 8],
+        "kv_head_count": [1, 2, 4],
+        "feed_forward_length": [128, 64, 32],
+        "type": "F16",
+    }
+    keys = {"deci.attention.key_length": 24, "deci.attention.value_length": 24}
+    layers = read_facts([write_model(tmp_path / "m.gguf", "deci", metadata=keys, **dimensions)]).layers
     assert [layer.head_count for layer in layers] == [4, 4, 8]
     assert [layer.k_values for layer in layers] == [24, 48, 96]
-    assert [layer.v_values for layer in layers] == [40, 80, 160]
+    assert [layer.v_values for layer in layers] == [24, 48, 96]
     assert [layer.feed_forward_length for layer in layers] == [128, 64, 32]
     assert {layer.key_length for layer in layers} == {24}
+    assert "blk.1.attn_k.weight" in refused(write_llama(tmp_path / "n.gguf", **dimensions)).message
 
 
 def test_defaults_of_the_engine(tmp_path: Path) -> None:
@@ -134,6 +135,9 @@ def test_defaults_of_the_engine(tmp_path: Path) -> None:
         ([True, False] * 6, [S, F] * 6),
         ([0] * 11 + [1], [F] * 11 + [S]),
         (Typed("u8", [1] * 12), [S] * 12),
+        ([1] * 11, [S] * 11 + [F]),  # the engine takes any length
+        ([1] * 13, [S] * 12),
+        ([2] * 12, [S] * 12),
     ],
 )
 def test_gemma3_pattern(tmp_path: Path, pattern: Any, expected: list[LayerKind]) -> None:
@@ -142,9 +146,7 @@ def test_gemma3_pattern(tmp_path: Path, pattern: Any, expected: list[LayerKind])
     assert read_facts([path]).sliding_window_tokens == 512
 
 
-@pytest.mark.parametrize(
-    "pattern", [1, -1, True, 1.5, "6", [1] * 11, [1] * 13, [0] * 12, [2] * 12, [1.0] * 12, ["x"] * 12]
-)
+@pytest.mark.parametrize("pattern", [1, -1, True, 1.5, "6", [1] * 513, [0] * 12, [1.0] * 12, ["x"] * 12])
 def test_gemma3_pattern_malformed(tmp_path: Path, pattern: Any) -> None:
     path = write_gemma3(
         tmp_path / "m.gguf",
@@ -172,19 +174,25 @@ def test_others_ignore_the_window(tmp_path: Path, architecture: str) -> None:
 
 
 def test_sliding_layers_may_have_their_own_lengths(tmp_path: Path) -> None:
+    """With gemma3 all blocks must have the projections of the first, whatever their windows."""
     keys = {
-        "gemma3.attention.sliding_window": 64,
-        "gemma3.attention.sliding_window_pattern": [1, 0],
-        "gemma3.attention.key_length_swa": 8,
-        "gemma3.attention.value_length_swa": 4,
+        "attention.sliding_window": 64,
+        "attention.sliding_window_pattern": [1, 0],
+        "attention.key_length_swa": 8,
+        "attention.value_length_swa": 8,
     }
-    metadata = model_metadata("gemma3", metadata=keys)
-    shapes = {"blk.0.attn_k.weight": (64, 16), "blk.0.attn_v.weight": (64, 8)}
-    tensors = [
-        Tensor(t.name, shapes.get(t.name, t.shape), t.type) for t in model_tensors(metadata, tied=True)
-    ]
-    layers = read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)]).layers
-    assert [(layer.k_values, layer.v_values) for layer in layers] == [(16, 8), (32, 32)]
+    narrow = {"attn_q": (64, 32), "attn_k": (64, 16), "attn_v": (64, 16), "attn_output": (32, 64)}
+    shapes = {f"blk.0.{name}.weight": shape for name, shape in narrow.items()}
+
+    def written(architecture: str) -> Path:
+        prefixed = {f"{architecture}.{key}": value for key, value in keys.items()}
+        metadata = model_metadata(architecture, metadata=prefixed)
+        tensors = [Tensor(t.name, shapes.get(t.name, t.shape), "F32") for t in model_tensors(metadata)]
+        return write_gguf(tmp_path / "m.gguf", metadata, tensors)
+
+    layers = read_facts([written("spark2_5")]).layers
+    assert [(layer.k_values, layer.v_values) for layer in layers] == [(16, 16), (32, 32)]
+    assert "blk.1.attn_" in refused(written("gemma3")).message
 
 
 def test_real_dimensions(tmp_path: Path) -> None:
@@ -321,8 +329,8 @@ def test_title_and_template(tmp_path: Path) -> None:
         ({}, RopeFacts(10_000.0, 16, "none", 1.0, 4096)),
         (
             {"freq_base": 1e6, "scaling.type": "yarn", "scaling.factor": 4.0}
-            | {"scaling.original_context_length": 1024, "dimension_count": 8},
-            RopeFacts(1e6, 8, "yarn", 4.0, 1024),
+            | {"scaling.original_context_length": 1024, "dimension_count": 16},
+            RopeFacts(1e6, 16, "yarn", 4.0, 1024),
         ),
         ({"scaling.type": "linear", "scaling.factor": 0.0}, RopeFacts(10_000.0, 16, "linear", 1.0, 4096)),
         ({"scale_linear": 2.0}, RopeFacts(10_000.0, 16, "linear", 2.0, 4096)),  # older files
@@ -346,6 +354,8 @@ def test_rope_limits(tmp_path: Path, keys: dict[str, Any], expected: RopeFacts) 
         ("scaling.factor", "4"),
         ("freq_base", float("-inf")),
         ("scaling.type", 3),
+        ("scaling.type", "dynamic"),
+        ("dimension_count", 8),  # of a llama all values of a head are rotated
         ("scaling.original_context_length", -1.5),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, Memory, read_facts
 from lllm3090d.checkpoints.weights import block_of, place_in_block, place_outside, row_padding_bytes
 from lllm3090d.errors import ErrorCode, LlmError
-from tests.fakes.gguf_files import Tensor, model_metadata, model_tensors, write_gguf, write_model
+from tests.fakes.gguf_files import Tensor, model_metadata, model_tensors, write_gguf
 from tests.fakes.model_files import ModelSpec, published, tensors_of, write
 from tests.unit.engine_truth import facts_of
 
@@ -69,7 +69,8 @@ def refusal(path: Path) -> LlmError:
     [
         ("gemma-4-e2b", "attention.sliding_window_pattern", None),
         ("gemma-4-e2b", "attention.sliding_window_pattern", 5),
-        ("gemma-4-e2b", "attention.sliding_window_pattern", [True] * 34),
+        ("gemma-4-e2b", "attention.value_length_swa", 128),
+        ("gemma-4-e2b", "attention.shared_kv_layers", 19),
         ("gemma-4-e2b", "attention.sliding_window_pattern", [False] * 35),
         ("gemma-4-e2b", "attention.sliding_window", None),
         ("gemma-4-e2b", "attention.sliding_window", 0),
@@ -109,7 +110,8 @@ def test_contradictions_name_what_is_wrong(tmp_path: Path) -> None:
     assert "nextn_predict_layers leaves block 64 in the trunk" in error.message
     error = refusal(changed(tmp_path, "deepseek-v2-lite", {"attention.key_length": 512}))
     assert "attn_kv_a_mqa" in error.message
-    error = refusal(changed(tmp_path, "gemma-4-e2b", {"attention.key_length_swa": 128}))
+    narrow = {"attention.key_length_swa": 128, "attention.value_length_swa": 128}
+    error = refusal(changed(tmp_path, "gemma-4-e2b", narrow))
     assert "blk.0.attn_k.weight" in error.message
 
 
@@ -148,12 +150,41 @@ def test_named_recurrent_layers_come_before_the_interval(tmp_path: Path) -> None
     assert facts.layers == facts_of("qwen3.5-27b").layers
 
 
+# What the engine demands beside what every small model has. Its blocks are all dense.
+DEMANDED: Mapping[str, Mapping[str, Any]] = {
+    "cohere2": {"logit_scale": 1.0, "attention.layer_norm_epsilon": 1e-5},
+    "cohere2moe": {"logit_scale": 1.0, "leading_dense_block_count": 64, "expert_feed_forward_length": 32},
+    "exaone-moe": {
+        "leading_dense_block_count": 64,
+        "expert_feed_forward_length": 32,
+        "expert_gating_func": 2,
+        "expert_count": 2,
+        "expert_used_count": 1,
+    },
+    "granitemoe": {"logit_scale": 1.0},
+    "laguna": {"leading_dense_block_count": 64, "expert_feed_forward_length": 32},
+    "llama4": {"expert_feed_forward_length": 32, "interleave_moe_layer_step": 1},
+    "mimo2": {"expert_feed_forward_length": 32},
+    "smallthinker": {"expert_gating_func": 2},
+}
+
+
 def small(architecture: str, tmp_path: Path, keys: Mapping[str, Any], blocks: int = 8) -> CheckpointFacts:
-    metadata = {f"{architecture}.{key}": value for key, value in keys.items()}
-    return read_facts([write_model(tmp_path / "m.gguf", architecture, blocks=blocks, metadata=metadata)])
+    demanded = DEMANDED.get(architecture, {})
+    prefixed = {f"{architecture}.{key}": value for key, value in {**demanded, **keys}.items()}
+    metadata = model_metadata(architecture, blocks=blocks, metadata=prefixed)
+    tensors = model_tensors(metadata)
+    if architecture == "plamo3":  # gate and up are one
+        tensors = [
+            Tensor(t.name, (64, 256), t.type) if t.name.endswith("ffn_up.weight") else t
+            for t in tensors
+            if not t.name.endswith("ffn_gate.weight")
+        ]
+    return read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)])
 
 
 F, S = LayerKind.FULL, LayerKind.SLIDING
+INDEXER = {"head_count": 4, "key_length": 128, "top_k": 64}
 WINDOW = {"attention.sliding_window": 512}
 
 
@@ -194,16 +225,18 @@ def test_exaone4_of_64_layers_slides(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_never_loaded_are_no_drafter(tmp_path: Path) -> None:
-    keys = {"exaone-moe.nextn_predict_layers": 1, "exaone-moe.attention.sliding_window": 128}
-    metadata = model_metadata("exaone-moe", blocks=5, metadata=keys)
+    keys = {**DEMANDED["exaone-moe"], "nextn_predict_layers": 1, "attention.sliding_window": 128}
+    prefixed = {f"exaone-moe.{key}": value for key, value in keys.items()}
+    metadata = model_metadata("exaone-moe", blocks=5, metadata=prefixed)
     tensors = [*model_tensors(metadata), Tensor("blk.4.nextn.eh_proj.weight", (128, 64), "Q8_0")]
     facts = read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)])
     assert (len(facts.trunk), len(facts.mtp_layers), facts.has_mtp) == (4, 1, False)
 
 
 def test_an_indexer_has_rows_of_its_own(tmp_path: Path) -> None:
-    spec = published()["deepseek-v2-lite"]
-    keys = {**spec.keys, "attention.indexer.key_length": 128}
+    spec = published()["glm-4.7-flash"]
+    indexer = {f"attention.indexer.{key}": value for key, value in INDEXER.items()}
+    keys = {**spec.keys, **indexer, "expert_gating_func": 2}
     metadata = {
         "general.architecture": "deepseek32",
         **{f"deepseek32.{key}": value for key, value in keys.items()},
@@ -216,25 +249,54 @@ def test_an_indexer_has_rows_of_its_own(tmp_path: Path) -> None:
 
 def test_linear_attention_of_kimi(tmp_path: Path) -> None:
     """KDA: three convolutions and one square matrix per head."""
-    blocks = 4
+    blocks, width = 4, 64
+    keys = {
+        "block_count": blocks,
+        "context_length": 4096,
+        "embedding_length": width,
+        "feed_forward_length": 128,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 0, 0, 1],
+        "attention.key_length": 96,
+        "attention.value_length": 64,
+        "attention.key_length_mla": 48,
+        "attention.value_length_mla": 32,
+        "attention.kv_lora_rank": 64,
+        "rope.dimension_count": 32,
+        "ssm.conv_kernel": 4,
+        "kda.head_dim": 16,
+        "leading_dense_block_count": blocks,
+        "expert_feed_forward_length": 32,
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+    }
     metadata = {
         "general.architecture": "kimi-linear",
-        "kimi-linear.block_count": blocks,
-        "kimi-linear.context_length": 4096,
-        "kimi-linear.embedding_length": 64,
-        "kimi-linear.attention.head_count": 4,
-        "kimi-linear.attention.head_count_kv": [0, 0, 0, 1],
-        "kimi-linear.attention.key_length": 96,
-        "kimi-linear.attention.value_length": 64,
-        "kimi-linear.attention.key_length_mla": 48,
-        "kimi-linear.attention.value_length_mla": 32,
-        "kimi-linear.attention.kv_lora_rank": 64,
-        "kimi-linear.ssm.conv_kernel": 4,
-        "kimi-linear.kda.head_dim": 16,
+        **{f"kimi-linear.{key}": value for key, value in keys.items()},
     }
-    names = [f"blk.{i}.attn_q.weight" for i in range(blocks)]
-    tensors = [Tensor(name, (64, 64), "Q8_0") for name in ("token_embd.weight", *names)]
+    feed_forward = {"ffn_gate": (width, 128), "ffn_up": (width, 128), "ffn_down": (128, width)}
+    recurrent = {
+        **{f"attn_{letter}": (width, 64) for letter in "qkv"},
+        **{f"ssm_conv1d_{letter}": (4, 1, 64) for letter in "qkv"},
+        "ssm_beta": (width, 4),
+        "attn_output": (64, width),
+    }
+    latent = {
+        "attn_q": (width, 4 * 48),
+        "attn_kv_a_mqa": (width, 96),
+        "attn_k_b": (16, 64, 4),
+        "attn_v_b": (64, 32, 4),
+        "attn_output": (4 * 32, width),
+    }
+    tensors = [Tensor("token_embd.weight", (width, 64), "Q8_0")]
+    for i in range(blocks):
+        shapes = {**feed_forward, **(latent if i == 3 else recurrent)}
+        tensors += [Tensor(f"blk.{i}.{name}.weight", shape) for name, shape in shapes.items()]
     facts = read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)])
+    swapped = {**metadata, "kimi-linear.attention.head_count_kv": [1, 0, 0, 0]}
+    error = refusal(write_gguf(tmp_path / "swapped.gguf", swapped, tensors))
+    assert "block 0 has the tensors of a state" in error.message
     assert [str(layer.kind) for layer in facts.layers] == ["recurrent"] * 3 + ["latent"]
     assert (facts.layers[0].conv_values, facts.layers[0].state_values) == (3 * 3 * 4 * 16, 16 * 16 * 4)
     assert (facts.layers[3].k_values, facts.layers[3].v_values) == (96, 0)
@@ -306,7 +368,7 @@ def test_rope_of_a_stretched_model(tmp_path: Path) -> None:
         "rope.scaling.original_context_length": 1024,
         "rope.dimension_count": 8,
     }
-    rope = small("llama", tmp_path, keys).rope
+    rope = small("gemma2", tmp_path, keys).rope
     assert rope is not None
     assert (rope.base, rope.dimensions, rope.scaling, rope.factor) == (1e6, 8, "yarn", 4.0)
     assert rope.original_context_tokens == 1024
