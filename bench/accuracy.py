@@ -1,11 +1,12 @@
 """Our figures beside the engine's.
 
-    python bench/accuracy.py
+    python -m bench.accuracy
         every recorded dry run (tests/data/engine_truth.json.gz): the largest differences by architecture
-    python bench/accuracy.py --fit-params PATH/TO/llama-fit-params MODEL.gguf [MODEL.gguf ...]
-        real files against the installed engine, in MiB
-    python bench/accuracy.py --fit-params PATH/TO/llama-fit-params --random 200
-        made-up files with dimensions drawn at random against the installed engine
+    python -m bench.accuracy --random 200 --partial
+        made-up files with dimensions and arguments drawn at random, and files with published dimensions shared out
+        between a card and the host, against the installed engine: exact bytes, from bench/dry_run
+    python -m bench.accuracy --fit-params PATH/TO/llama-fit-params MODEL.gguf [MODEL.gguf ...]
+        real files against the installed engine's own program, in MiB
 
 Exit status 1 when weights or context differ. ``llama-fit-params`` reports whole MiB (rounded down) and assumes as
 many outputs as the micro batch has tokens, where the server has one for each slot; compute is shown both ways.
@@ -17,8 +18,7 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,108 +226,53 @@ def print_recorded() -> bool:
     return not any(found.shape or found.context_bytes or found.weights_bytes for found in table.values())
 
 
-def random_differences(fit_params: Path, count: int) -> tuple[Counter[str], list[str]]:
-    """Compare so many made-up models with the engine: how many of each architecture, and what differs."""
-    from hypothesis import HealthCheck, Phase, given, settings
+def print_live(count: int, random_seed: int | None, *, partial: bool) -> bool:
+    """Print the tables of made-up launches and of partial placements; whether all is equal."""
+    from bench._support import engine_dir
+    from bench.accuracy_live import partial_comparisons, random_comparisons, table_of
+    from bench.dry_run import DryRunUnavailableError, dry_run
 
-    from tests.fakes.model_files import write
-    from tests.fakes.random_models import ARCHITECTURES, RandomCase, random_cases
-
-    seen: Counter[str] = Counter()
-    differing: list[str] = []
-
-    def run(architecture: str, examples: int) -> None:
-        @settings(
-            max_examples=examples,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(random_cases(architecture))
-        def one(case: RandomCase) -> None:
-            seen[architecture] += 1
-            with tempfile.TemporaryDirectory() as folder:
-                model = write(Path(folder) / "m.gguf", case.spec)
-                differing.extend(difference_of(fit_params, model, case))
-
-        one()
-
-    for index, architecture in enumerate(ARCHITECTURES):
-        share = (count + index) // len(ARCHITECTURES)
-        if share:
-            run(architecture, share)
-    return seen, differing
-
-
-def difference_of(fit_params: Path, model: Path, case: object) -> list[str]:
-    """What differs between the engine and us for one made-up model; nothing where all is equal."""
-    from tests.fakes.random_models import RandomCase
-
-    assert isinstance(case, RandomCase)
-    facts, types = read_facts([model]), (case.cache_type_k, case.cache_type_v)
-    ours: tuple[int, int] | str
+    tables = []
     try:
-        cache.check_cache_types(facts, *types)
-        shape = cache.cache_shape(
-            facts,
-            context_tokens=case.context_tokens,
-            parallel=case.parallel,
-            batch_tokens=case.batch_tokens,
-            micro_batch_tokens=case.micro_batch_tokens,
-            swa_full=case.swa_full,
-        )
-        context = cache.context_bytes(facts, shape, *types)
-        weights = placement.weights(facts, placement.EVERYTHING, Backend.CPU).card
-        ours = (weights // MIB, context // MIB)
-    except LlmError:
-        ours = "refused"
-    engine: tuple[int, int] | str
-    try:
-        found = ask_engine(
-            fit_params,
-            model,
-            case.context_tokens,
-            *types,
-            parallel=case.parallel,
-            micro_batch_tokens=case.micro_batch_tokens,
-            swa_full=case.swa_full,
-        )
-        engine = (found.weights, found.context)
-    except RuntimeError as error:
-        engine = "refused" if "ended with" in str(error) else str(error)
-        if ours != "refused":
-            return [f"{case}: {error}"]
-    return [] if ours == engine else [f"{case}: ours {ours}, engine {engine}"]
-
-
-def print_random(fit_params: Path, count: int) -> bool:
-    """Print how many made-up models were compared, and those that differ; whether none does."""
-    seen, differing = random_differences(fit_params, count)
-    for architecture, number in sorted(seen.items()):
-        print(f"{architecture:16} {number:>5}")
-    print(f"{sum(seen.values())} compared, {len(differing)} differ")
-    for line in differing:
-        print(line)
+        with dry_run(engine_dir()) as engine:
+            if count:
+                tables.append(random_comparisons(engine, count, random_seed=random_seed))
+            if partial:
+                tables.append(partial_comparisons(engine))
+    except DryRunUnavailableError as error:
+        print(f"The installed engine cannot be asked for bytes: {error}")
+        return False
+    for comparisons in tables:
+        print(f"{table_of(comparisons)}\n")
+    print(
+        "refused: by the engine; differ: rows with any difference, a refusal by one side only included;\n"
+        "n_ctx (in tokens), context and weights (in bytes): largest difference, on a card or in host memory."
+    )
+    differing = [row for comparisons in tables for row in comparisons if not row.equal]
+    for row in differing:
+        print(f"\n{row}\n{row.launch.spec}")
     return not differing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table."""
     parser = argparse.ArgumentParser(description="compare our memory figures with the engine's")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="made-up launches to compare")
+    parser.add_argument("--seed", type=int, metavar="S", help="draw the same ones again")
+    parser.add_argument("--partial", action="store_true", help="compare partial placements")
     parser.add_argument("--fit-params", type=Path, help="path of llama-fit-params")
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="made-up models to compare")
     parser.add_argument("models", type=Path, nargs="*", metavar="MODEL", help="a GGUF file")
     options = parser.parse_args(arguments)
-    if options.fit_params is None:
-        if options.models or options.random:
-            parser.error("--fit-params is needed to ask the engine")
+    if options.random < 0:
+        parser.error("a number of launches is not negative")
+    if (options.fit_params is None) is not (not options.models):
+        parser.error("--fit-params and files go together")
+    live = bool(options.random or options.partial)
+    if not live and not options.models:
         return 0 if print_recorded() else 1
-    if not options.models and not options.random:
-        parser.error("name a model, or a number of random ones")
     equal = not options.models or print_comparisons(options.fit_params, options.models)
-    if options.random:
-        equal = print_random(options.fit_params, options.random) and equal
+    if live:
+        equal = print_live(options.random, options.seed, partial=options.partial) and equal
     return 0 if equal else 1
 
 

@@ -55,8 +55,8 @@ def test_the_recorded_table_is_all_zeroes(capsys: pytest.CaptureFixture[str]) ->
     assert {tuple(row[3:6]) for row in rows} == {("0", "0", "0")}
 
 
-@pytest.mark.parametrize("arguments", [["m.gguf"], ["--random", "5"], ["--fit-params", "x"]])
-def test_nothing_to_compare_is_a_usage_error(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["m.gguf"], ["--random", "-1"], ["--fit-params", "x"]])
+def test_a_call_without_sense_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
