@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -11,8 +12,11 @@ from typing import NamedTuple
 
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, own_failure
+from lllm3090ctl.text import named
 
 UNIT = "lllm3090d.service"
+SOCKET_UNIT = "lllm3090d.socket"
+PROPERTIES = "LoadState,ActiveState,Result,SubState,Listen"
 ASK_TIMEOUT_S = 2.0
 START = "systemctl --user start lllm3090d"
 JOURNAL = "journalctl --user -u lllm3090d -n 20"
@@ -28,38 +32,47 @@ class Diagnosis(NamedTuple):
 
 def unreachable(path: str, error: OSError) -> Failure:
     """The failure of a connection that could not be made."""
-    found = _not_a_socket(path) or diagnose(unit_state())
+    found = _not_a_socket(path)
+    if found is None:
+        service, listener = unit_states()
+        found = _socket_removed(path, listener) or diagnose(service)
     return own_failure(
         "daemon_unreachable",
         "The daemon is not running",
-        f"Nobody listens on {path} ({error.strerror or error}). {found.sentence}",
+        f"Nobody listens on {named(path)} ({error.strerror or error}). {found.sentence}",
         exit_status=ExitStatus.UNREACHABLE,
         hint=found.hint,
-        details={"reason": found.reason, "socket": path},
+        details={"reason": found.reason, "socket": named(path)},
     )
 
 
-def unit_state() -> Mapping[str, str]:
-    """What systemd knows of the daemon's unit; empty where it cannot be asked (no systemctl, no manager)."""
+def unit_states() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """What systemd knows of the daemon's service and socket; empty where it cannot be asked (no manager, ...)."""
     systemctl = shutil.which("systemctl")
     if systemctl is None:
-        return {}
+        return {}, {}
     try:
         done = subprocess.run(
-            [systemctl, "--user", "show", UNIT, "-p", "LoadState,ActiveState,Result,SubState"],
+            [systemctl, "--user", "show", UNIT, SOCKET_UNIT, "-p", PROPERTIES],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",
+            errors="surrogateescape",
             timeout=ASK_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return {}
+        return {}, {}
     if done.returncode != 0:
-        return {}
-    properties = (line.partition("=") for line in done.stdout.splitlines())
-    return {name: value for name, separator, value in properties if separator}
+        return {}, {}
+    # One paragraph for each unit, in the order asked for.
+    service, _, listener = done.stdout.partition("\n\n")
+    return _properties(service), _properties(listener)
+
+
+def _properties(text: str) -> Mapping[str, str]:
+    lines = (line.partition("=") for line in text.splitlines())
+    return {name: value for name, separator, value in lines if separator}
 
 
 def diagnose(unit: Mapping[str, str]) -> Diagnosis:
@@ -110,6 +123,24 @@ _BY_LOAD_STATE = {
         f"Allow it again: systemctl --user unmask lllm3090d\nthen start it: {START}",
     ),
 }
+
+
+def _socket_removed(path: str, listener: Mapping[str, str]) -> Diagnosis | None:
+    """systemd listens at this path, so whatever stood there is not what systemd listens on any more.
+
+    Starting the daemon would not help: it gets the socket that systemd has, which nobody can find.
+    """
+    if listener.get("ActiveState") != "active":
+        return None
+    # As in "/run/user/1000/lllm3090d/control.sock (Stream)".
+    listens_on = listener.get("Listen", "").rpartition(" ")[0]
+    if os.path.realpath(path) != os.path.realpath(listens_on):
+        return None
+    return Diagnosis(
+        "socket_removed",
+        f"systemd's {SOCKET_UNIT} is active, but its file was removed or replaced.",
+        f"Make it anew (models go on running): systemctl --user restart {SOCKET_UNIT}",
+    )
 
 
 def _not_a_socket(path: str) -> Diagnosis | None:

@@ -14,6 +14,19 @@ from lllm3090d.checkpoints.weights import NOTHING, WeightBytes, total, weigh
 from lllm3090d.errors import ErrorCode, LlmError
 
 ARCHITECTURE = "clip"  # ``general.architecture`` of every projector, whatever it lets a model do
+# Patches of a side of the square that becomes one token, where the file does not say: the engine's own (tools/mtmd).
+_MERGE_SIZES = {
+    "mlp": 1,
+    "janus_pro": 1,
+    "pixtral": 1,
+    "gemma3": 4,
+    "qwen2vl_merger": 2,
+    "qwen2.5vl_merger": 2,
+    "qwen3vl_merger": 2,
+    "glm4v": 2,
+}
+# Those that make every image, or every tile of a large one, a square of ``image_size``.
+_SQUARES = frozenset({"mlp", "janus_pro", "gemma3", "idefics3", "internvl", "llama4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,21 @@ class ProjectorFacts:
     vision: VisionFacts | None
     hears: bool
     file_bytes: int
+
+    @property
+    def merge_size(self) -> int:
+        """Patches of a side of the square that becomes one token; 0 where nobody knows."""
+        if self.vision is None:
+            return 0
+        return self.vision.merge_size or _MERGE_SIZES.get(self.projector_type, 0)
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image, or of each tile of a large one; 0 where that depends on the image, or is unknown."""
+        if self.vision is None or self.projector_type not in _SQUARES:
+            return 0
+        side = self.vision.patch_size * self.merge_size
+        return (self.vision.image_size // side) ** 2 if side else 0
 
 
 def read_projector(path: Path, read: Callable[[Path], GgufHeader] = read_header) -> ProjectorFacts:

@@ -3,27 +3,34 @@
 inotify tells of changes in directories, not below them, so each directory is watched, those that links lead to as
 well; and the directories above, which tell that the models directory appears, goes or is replaced. While something
 changes all the time, as during a download, events are looked at a few times a second only.
+
+Where a limit of the kernel forbids to watch, that is said, and tried again when somebody asks for the models, at
+growing intervals.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from inotify_simple import INotify, flags
 
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.walk import walk
-from lllm3090d.errors import LlmError
+from lllm3090d.errors import ErrorCode, LlmError
 
 log = logging.getLogger(__name__)
 
 QUIET_S = 0.5  # without a change, after which what changed is reported
 PATIENCE_S = 5.0  # after which it is reported although it still changes
+RETRY_S = 2.0  # after a failure, at the earliest; doubled with each
+RETRY_MOST_S = 300.0
 _BELOW = (
     flags.CREATE
     | flags.DELETE
@@ -46,10 +53,25 @@ _ABOVE = (
     | flags.ONLYDIR
     | flags.MASK_ADD
 )
+
+
+class _Limit(NamedTuple):
+    """A limit of the kernel, and the command that raises it."""
+
+    name: str
+    remedy: str
+
+
 _LIMITS = {
-    errno.ENOSPC: "fs.inotify.max_user_watches",
-    errno.EMFILE: "fs.inotify.max_user_instances",
-    errno.ENFILE: "fs.file-max",
+    errno.ENOSPC: _Limit(
+        "fs.inotify.max_user_watches", "Raise it: sudo sysctl fs.inotify.max_user_watches=524288."
+    ),
+    # Both end in the same error.
+    errno.EMFILE: _Limit(
+        "fs.inotify.max_user_instances, or that of open files,",
+        "Raise it: sudo sysctl fs.inotify.max_user_instances=1024.",
+    ),
+    errno.ENFILE: _Limit("fs.file-max", "End programs that hold many files open."),
 }
 
 
@@ -106,11 +128,21 @@ class LibraryWatch:
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._vouches = asyncio.Event()
-        self._said: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted = asyncio.Event()
+        self._problem: LlmError | None = None
 
     def generation(self) -> int | None:
         """Another number after each change; None while changes go on or nobody can watch. From any thread."""
-        return self._generation if self._settled else None
+        if self._settled:
+            return self._generation
+        self._try_again()
+        return None
+
+    def problem(self) -> LlmError | None:
+        """Why the directory could not be watched when that was last tried; None where it is. From any thread."""
+        self._try_again()
+        return self._problem
 
     async def settled(self) -> int:
         """Wait until there is a generation; returns it."""
@@ -121,6 +153,7 @@ class LibraryWatch:
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run(), name="library watch")
 
     def stop(self) -> None:
@@ -135,24 +168,45 @@ class LibraryWatch:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _try_again(self) -> None:
+        """Somebody needs what nobody watches: try as soon as the last failure is long enough ago."""
+        if self._problem is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the watch with it
+                self._loop.call_soon_threadsafe(self._wanted.set)
+
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        retry_s = RETRY_S
         try:
-            while (watching := await self._set_up()) is not None:
-                self._watching = watching
-                again = self._generation > 0
-                self._generation += 1
-                self._settled = True
-                self._changed.clear()
-                loop.add_reader(watching.inotify.fileno(), self._readable, watching)
-                self._vouches.set()
-                if again:
-                    self._on_change()
-                await self._changed.wait()
-                await self._quiet(watching)
-                self._tear_down()
+            while True:
+                self._wanted.clear()
+                try:
+                    watching = await self._set_up()
+                except OSError as error:
+                    self._fails(error)
+                    await asyncio.sleep(retry_s)
+                    await self._wanted.wait()
+                    retry_s = min(2 * retry_s, RETRY_MOST_S)
+                    continue
+                retry_s = RETRY_S
+                await self._until_changed(watching)
         finally:
             self._tear_down()
+
+    async def _until_changed(self, watching: _Watching) -> None:
+        """Vouch for what is there until something of it has changed and is quiet again."""
+        self._watching = watching
+        self._works()
+        again = self._generation > 0
+        self._generation += 1
+        self._settled = True
+        self._changed.clear()
+        asyncio.get_running_loop().add_reader(watching.inotify.fileno(), self._readable, watching)
+        self._vouches.set()
+        if again:
+            self._on_change()
+        await self._changed.wait()
+        await self._quiet(watching)
+        self._tear_down()
 
     def _readable(self, watching: _Watching) -> None:
         """Something was reported: what is known is out of date from this moment on."""
@@ -178,22 +232,20 @@ class LibraryWatch:
             self._watching.inotify.close()
             self._watching = None
 
-    async def _set_up(self) -> _Watching | None:
-        """Watch, off the loop; what a cancelled call still sets up is taken down."""
+    async def _set_up(self) -> _Watching:
+        """Watch, off the loop; what a cancelled call still sets up is taken down. Raises OSError."""
         setting_up = asyncio.create_task(asyncio.to_thread(self._watch_all))
         try:
             return await asyncio.shield(setting_up)
         except asyncio.CancelledError:
-            watching = await setting_up
-            if watching is not None:
-                watching.inotify.close()
+            with contextlib.suppress(OSError):  # then nothing was set up
+                (await setting_up).inotify.close()
             raise
 
-    def _watch_all(self) -> _Watching | None:
-        """Watch every directory; None when that is not possible, which is said once."""
-        watching = None
+    def _watch_all(self) -> _Watching:
+        """Watch every directory. Raises OSError where that is not possible."""
+        watching = _Watching()
         try:
-            watching = _Watching()
             self._watch_above(watching)
             try:
                 walk(self.models_dir, watching.watch_below)
@@ -201,11 +253,9 @@ class LibraryWatch:
                 log.debug("nothing to watch yet", extra={"reason": error.message})
             if watching.failure is not None:
                 raise watching.failure
-        except OSError as error:
-            if watching is not None:
-                watching.inotify.close()
-            self._say(error)
-            return None
+        except OSError:
+            watching.inotify.close()
+            raise
         return watching
 
     def _watch_above(self, watching: _Watching) -> None:
@@ -220,14 +270,22 @@ class LibraryWatch:
                 else:
                     break  # the nearest that exists
 
-    def _say(self, error: OSError) -> None:
+    def _fails(self, error: OSError) -> None:
+        """Remember why, and log it unless it is what was logged before."""
         limit = _LIMITS.get(error.errno or 0)
-        reason = f"the limit {limit} is reached" if limit else str(error.strerror)
-        if reason != self._said:
-            self._said = reason
-            log.warning(
-                "%s is not watched: %s; it is searched at each request instead",
-                printable(self.models_dir),
-                reason,
-                extra={"hint": f"Raise it: sudo sysctl {limit}=524288" if limit else "Restart the daemon."},
-            )
+        reason = f"the limit {limit.name} is reached" if limit else str(error.strerror)
+        again = "It is tried again when the models are asked for."
+        problem = LlmError(
+            ErrorCode.LIBRARY_UNWATCHED,
+            f"{printable(self.models_dir)} is not watched: {reason}; it is searched at each request instead.",
+            hint=f"{limit.remedy} {again}" if limit else again,
+            path=printable(self.models_dir),
+        )
+        if self._problem is None or self._problem.message != problem.message:
+            log.warning(problem.message, extra={"hint": problem.hint})
+        self._problem = problem
+
+    def _works(self) -> None:
+        if self._problem is not None:
+            log.info("%s is watched again", printable(self.models_dir))
+        self._problem = None

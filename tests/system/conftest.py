@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.harness import Service, running
+from tests.system.scenes import PrivateBus
 
 # Set by packaging/dev/user-manager for what it runs under a private manager.
 PRIVATE_MANAGER = "PRIVATE_USER_MANAGER"
@@ -42,3 +44,13 @@ def put_model(service: Service, name: str, checkpoint: Path) -> Path:
     link = directory / checkpoint.name
     link.symlink_to(checkpoint)
     return link
+
+
+@pytest.fixture
+def private_bus(tmp_path: Path) -> Iterator[PrivateBus]:
+    """A message bus of the test, not yet started."""
+    if shutil.which("dbus-daemon") is None:
+        pytest.skip("dbus-daemon is not installed")
+    bus = PrivateBus(tmp_path)
+    yield bus
+    bus.kill()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
+import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -259,7 +262,7 @@ def test_a_full_disk_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.INFO):
         assert store.change(much)
     assert problem(store) is None
-    assert "can be written again" in caplog.text
+    assert "can be used again" in caplog.text
     store.close()
 
 
@@ -279,6 +282,141 @@ def test_a_locked_file_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert add(store, b"a")
     assert problem(store) is None
     assert store.rows("PRAGMA busy_timeout") == [(50,)]
+    store.close()
+
+
+# --- looked at again --------------------------------------------------------------------------------------
+
+
+def checked(store: Store) -> str:
+    """What is wrong by now, "" when nothing is."""
+    error = store.check()
+    assert error == store.problem
+    return error.message if error else ""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 12 MiB, to be filled."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ("mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place))
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(("umount", "--lazy", str(place)), check=True)
+
+
+def test_a_sound_file_is_not_written_to_by_looking(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state.db")
+    before = {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    assert [checked(store) for _ in range(3)] == ["", "", ""]
+    assert {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == before
+    store.close()
+    assert store.check() is None
+
+
+def test_a_disk_that_fills_is_told_before_anything_is_written_and_room_is_noticed(small_disk: Path) -> None:
+    store = Store(small_disk / "state.db")
+    assert checked(store) == ""
+    ballast = small_disk / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 11 << 20)
+    assert "KiB left" in checked(store)
+    assert store.problem is not None
+    assert store.problem.hint == "Check the space on its disk."
+    assert add(store, b"small")  # what little there is left is used
+    assert "KiB left" in checked(store)
+    ballast.unlink()
+    assert checked(store) == ""  # nothing was written since
+    assert add(store, b"after")
+    store.close()
+
+
+def test_a_failed_write_to_a_full_disk_is_forgotten_once_there_is_room(small_disk: Path) -> None:
+    store = Store(small_disk / "state.db")
+    with (small_disk / "ballast").open("wb") as file:
+        os.posix_fallocate(
+            file.fileno(), 0, os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize
+        )
+        assert not store.change(
+            lambda connection: connection.executemany(INSERT, [(b"%05d" % i * 500,) for i in range(100)])
+        )
+        assert store.problem is not None
+        assert "0 KiB left" in checked(store)
+        os.truncate(file.fileno(), 0)
+        assert checked(store) == ""
+    assert works(store)
+    store.close()
+
+
+def test_a_lock_that_goes_is_noticed_without_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_S", 0.05)
+    store = Store(tmp_path / "state.db")
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with caplog.at_level(logging.INFO):
+        assert not add(store, b"a")
+        assert "locked" in checked(store)
+        assert "locked" in checked(store)
+        other.execute("ROLLBACK")
+        other.close()
+        assert checked(store) == ""
+    assert caplog.text.count("locked") == 1
+    assert caplog.text.count("can be used again") == 1
+    store.close()
+
+
+def test_a_file_is_used_as_soon_as_it_can_be(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("in the way")
+    path = tmp_path / "state" / "state.db"
+    store = Store(path)
+    assert works(store)
+    assert "forgotten when the daemon ends" in checked(store)
+    assert (tmp_path / "state").read_text() == "in the way"
+    (tmp_path / "state").unlink()
+    assert checked(store) == ""
+    assert store.path == path
+    assert works(store)
+    store.close()
+    assert Store(path).rows(PATHS) == [(b"probe",)]
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "its directory"])
+def test_a_file_that_is_taken_away_is_told_and_made_anew(tmp_path: Path, what: str) -> None:
+    """SQLite would go on with the file that nobody can find any more."""
+    path = tmp_path / "state" / "state.db"
+    store = Store(path)
+    assert add(store, b"a")
+    if what == "its directory":
+        shutil.rmtree(path.parent)
+    else:
+        path.unlink()
+    if what == "replaced":
+        Store(path).close()
+    assert "removed or replaced" in checked(store)
+    assert works(store)
+    assert "removed or replaced" in checked(store)  # what was lost stays lost
+    store.close()
+    again = Store(path)
+    assert again.rows(PATHS) == [(b"probe",)]
+    again.close()
+
+
+def test_a_present_trouble_goes_before_a_past_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_S", 0.05)
+    (tmp_path / "state.db").write_bytes(b"no database at all" * 100)
+    store = Store(tmp_path / "state.db")
+    assert "was damaged" in checked(store)
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert not add(store, b"a")
+    assert "locked" in checked(store)
+    other.execute("ROLLBACK")
+    other.close()
+    assert "was damaged" in checked(store)
     store.close()
 
 

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from inotify_simple import INotify
 from lllm3090d.checkpoints import watch as watch_module
 from lllm3090d.checkpoints.library import Library
 from lllm3090d.checkpoints.watch import LibraryWatch
+from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.gguf_files import write_llama
 
 pytestmark = pytest.mark.unit
@@ -221,40 +224,146 @@ def test_a_linked_file_that_changes_elsewhere(tmp_path: Path) -> None:
     run(tmp_path / "models", test)
 
 
+class Limit:
+    """A limit of the kernel, which cannot be changed for one process: reached until it is raised."""
+
+    def __init__(self, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = True
+        self.attempts = 0
+        real = INotify.add_watch
+
+        def add_watch(inotify: INotify, path: Path, mask: int) -> int:
+            if self.reached and Path(path).name == "A":
+                self.attempts += 1
+                raise OSError(number, os.strerror(number))
+            added: int = real(inotify, path, mask)
+            return added
+
+        def make(*arguments: Any, **options: Any) -> INotify:
+            if self.reached:
+                self.attempts += 1
+                raise OSError(number, os.strerror(number))
+            return INotify(*arguments, **options)
+
+        if number == errno.ENOSPC:
+            monkeypatch.setattr(INotify, "add_watch", add_watch)
+        else:
+            monkeypatch.setattr(watch_module, "INotify", make)
+
+
+async def problem(watched: Watched, present: bool = True) -> LlmError | None:
+    """What the watch says of itself, once there is something to say, or nothing any more."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (watched.watch.problem() is not None) is not present:  # noqa: ASYNC110 - being asked is the point
+            await asyncio.sleep(0.01)
+    return watched.watch.problem()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
-def test_a_limit_that_is_reached(
+def test_a_limit_that_is_reached_and_raised(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_llama(tmp_path / "A" / "m.gguf")
-    real = INotify.add_watch
-
-    def add_watch(self: INotify, path: Path, mask: int) -> int:
-        if number == errno.ENOSPC and Path(path).name == "A":
-            raise OSError(number, os.strerror(number))
-        added: int = real(self, path, mask)
-        return added
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(INotify, "add_watch", add_watch)
-    if number == errno.EMFILE:
-        monkeypatch.setattr(watch_module, "INotify", refuse)
+    monkeypatch.setattr(watch_module, "RETRY_S", 0.01)
+    limit = Limit(number, monkeypatch)
 
     async def test(watched: Watched) -> None:
-        task = watched.watch._task
-        assert task is not None
-        async with asyncio.timeout(DEADLINE_S):
-            await task
+        error = await problem(watched)
+        assert error is not None
+        assert error.code is ErrorCode.LIBRARY_UNWATCHED
+        assert "searched at each request" in error.message
+        assert "sudo sysctl fs.inotify.max_user_" in (error.hint or "")
         assert watched.watch.generation() is None
         assert watched.names() == ["A"]
         write_llama(tmp_path / "B" / "m.gguf")
         assert watched.names() == ["A", "B"]
+        async with asyncio.timeout(DEADLINE_S):  # while it is asked for, it is tried
+            while limit.attempts < 3:
+                watched.names()
+                await asyncio.sleep(0.01)
+        limit.reached = False
+        assert await problem(watched, present=False) is None
+        survey = watched.library.survey()
+        assert watched.library.survey() is survey
+        await watched.sees(lambda: write_llama(tmp_path / "C" / "m.gguf"))
+        assert watched.names() == ["A", "B", "C"]
+        # What happened once may happen again.
+        limit.reached = True
+        write_llama(tmp_path / "D" / "m.gguf")
+        assert await problem(watched) is not None
+        assert watched.names() == ["A", "B", "C", "D"]
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         run(tmp_path, test)
-    assert caplog.text.count("is reached; it is searched at each request instead") == 1
+    assert caplog.text.count("is reached; it is searched at each request instead") == 2
+    assert caplog.text.count("is watched again") == 1
     assert ("max_user_watches" if number == errno.ENOSPC else "max_user_instances") in caplog.text
+
+
+def test_what_nobody_asks_for_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no sooner than the interval allows, which grows."""
+    slept: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds >= 2:
+            slept.append(seconds)
+        await real_sleep(0 if seconds >= 2 else seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(watch_module, "RETRY_MOST_S", 9.0)
+    limit = Limit(errno.EMFILE, monkeypatch)
+
+    async def test(watched: Watched) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(slept) < 1:
+                await real_sleep(0.01)
+            for _ in range(100):
+                await real_sleep(0)
+            assert (limit.attempts, slept) == (1, [2.0])
+            while len(slept) < 5:
+                watched.names()
+                await real_sleep(0.01)
+        assert slept == [2.0, 4.0, 8.0, 9.0, 9.0]
+        assert limit.attempts == 5
+
+    run(tmp_path, test)
+
+
+def test_the_kernels_own_limit(tmp_path: Path) -> None:
+    """In a user namespace of its own, whose limits are its own."""
+    (tmp_path / "A").mkdir()
+    script = f"""
+import asyncio
+from pathlib import Path
+from lllm3090d.checkpoints import watch
+watch.RETRY_S = 0.01
+limit = Path("/proc/sys/fs/inotify/max_user_watches")
+before = limit.read_text()
+limit.write_text("1")
+
+async def main():
+    library = watch.LibraryWatch(Path({str(tmp_path)!r}))
+    library.start()
+    async with asyncio.timeout({DEADLINE_S}):
+        while library.problem() is None:
+            await asyncio.sleep(0.01)
+        print(library.problem().message)
+        limit.write_text(before)
+        while library.problem() is not None:
+            await asyncio.sleep(0.01)
+        print(await library.settled())
+    await library.close()
+
+asyncio.run(main())
+"""
+    program = ("unshare", "--user", "--map-root-user", sys.executable, "-c", script)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    if "PermissionError" in done.stderr or "unshare" in done.stderr:
+        pytest.skip("a namespace with limits of its own cannot be made here")
+    assert done.returncode == 0, done.stderr
+    assert "max_user_watches is reached" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1"
 
 
 def test_closing_while_it_is_set_up_leaves_nothing_open(tmp_path: Path) -> None:
