@@ -6,7 +6,7 @@ Formulas are those of llama.cpp b11434, read in its source and equal to the byte
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -19,11 +19,18 @@ from lllm3090d.checkpoints.facts import (
     row_padding_bytes,
 )
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.layer_groups import (
+    LayerGroup,
+    all_groups,
+    context_groups,
+    mtp_groups,
+    trunk_groups,
+)
 from lllm3090d.planning.units import round_up
 
 CELL_PADDING_TOKENS = 256  # the engine pads every cache to this many cells
+MAX_TOKENS = (1 << 31) - 1  # the engine reads its options as signed 32-bit numbers
 MAX_SLOTS = 256  # sequences one context can hold, a constant of the engine (LLAMA_MAX_SEQ)
-CHECKPOINT_CELL_BYTES = 12  # position and sequence of a saved cell, beside its K and V rows
 DRAFT_WINDOW_PADDING_TOKENS = 256  # what a windowed draft context keeps beside its window and batches
 STATE_VALUE_BYTES = 4  # states are f32, whatever the type of the cache
 
@@ -79,7 +86,7 @@ _BLOCKS: Mapping[CacheType, tuple[int, int]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What the engine makes of ``-c``, ``--parallel``, ``-b``, ``-ub`` and the flags of its pool.
+    """What the engine makes of ``-c``, ``--parallel``, ``-b``, ``-ub`` and the options of its pool.
 
     Attributes:
         context_tokens: cells of all streams, what the engine reports as ``n_ctx``.
@@ -115,13 +122,14 @@ class CacheShape:
 def cache_shape(
     facts: CheckpointFacts,
     *,
-    context_tokens: int,
+    context_tokens: int | None,
     parallel: int,
     batch_tokens: int,
     micro_batch_tokens: int,
     unified: bool = False,
     swa_full: bool = False,
     rollback_tokens: int = 0,
+    slot_tokens: int = 0,
 ) -> CacheShape:
     """The engine's own arithmetic from arguments to cells.
 
@@ -131,35 +139,39 @@ def cache_shape(
 
     Args:
         facts: the checkpoint.
-        context_tokens: ``-c``, at least 1.
+        context_tokens: ``-c``; 0 for the trained length, None where the option is left out, which gives each slot
+            ``slot_tokens``, or all of them the trained length.
         parallel: ``--parallel``, 1 to 256.
         batch_tokens: ``-b``.
         micro_batch_tokens: ``-ub``.
         unified: ``--kv-unified``.
         swa_full: ``--swa-full``, which gives sliding layers the whole context.
         rollback_tokens: longest draft that must be taken back; without effect on models that cannot.
+        slot_tokens: ``--kv-unified-per-slot``, the longest window of a slot, whatever the pool; 0 where it is not
+            given.
 
     Raises:
-        ValueError: an argument is not positive.
-        LlmError: UNSUPPORTED_COMBINATION for more slots than the engine has; BAD_CHECKPOINT for sliding
-            layers without a window.
+        ValueError: a number that no option can have: negative, 0 where that has no meaning, or beyond 2^31.
+        LlmError: UNSUPPORTED_COMBINATION for more slots than the engine has, and for a context or a batch with
+            less than a token for each slot; BAD_CHECKPOINT for sliding layers without a window.
     """
-    if min(context_tokens, parallel, batch_tokens, micro_batch_tokens) < 1 or rollback_tokens < 0:
-        raise ValueError("context, slots and batches are positive numbers")
-    if parallel > MAX_SLOTS:
-        raise LlmError(
-            ErrorCode.UNSUPPORTED_COMBINATION,
-            f"{parallel} slots were asked for; the engine serves at most {MAX_SLOTS}.",
-            hint=f"Ask for {MAX_SLOTS} slots or fewer.",
-            parallel=parallel,
-            largest_parallel=MAX_SLOTS,
-        )
-    micro_batch = min(context_tokens, batch_tokens, micro_batch_tokens)
-    padded = round_up(context_tokens, CELL_PADDING_TOKENS)
+    asked = 0 if context_tokens is None else context_tokens
+    if context_tokens is None and slot_tokens:
+        asked = parallel * slot_tokens
+    if min(parallel, batch_tokens, micro_batch_tokens) < 1:
+        raise ValueError("slots and batches are positive numbers")
+    if min(asked, rollback_tokens, slot_tokens) < 0:
+        raise ValueError("a context, a draft and a slot's window are no negative numbers")
+    if max(asked, batch_tokens, micro_batch_tokens, slot_tokens) > MAX_TOKENS:
+        raise ValueError(f"the engine has no context or batch of more than {MAX_TOKENS} tokens")
+    context = asked or facts.trained_context_tokens
+    _check_slots(parallel, context, batch_tokens)
+    micro_batch = min(context, batch_tokens, micro_batch_tokens)
+    padded = round_up(context, CELL_PADDING_TOKENS)
     streams = 1 if unified else parallel
     stream = round_up(padded // streams, CELL_PADDING_TOKENS)
     sliding = 0
-    if any(layer.kind is LayerKind.SLIDING for layer in facts.layers):
+    if any(group.layer.kind is LayerKind.SLIDING for group in all_groups(facts)):
         if facts.sliding_window_tokens < 1:
             raise LlmError(
                 ErrorCode.BAD_CHECKPOINT,
@@ -174,10 +186,36 @@ def cache_shape(
         streams=streams,
         stream_cells=stream,
         sliding_cells=sliding,
-        window_tokens=min(stream, facts.trained_context_tokens),
+        window_tokens=min(stream, slot_tokens or stream, facts.trained_context_tokens),
         micro_batch_tokens=micro_batch,
         state_planes=1 + (rollback_tokens if facts.rolls_back else 0),
     )
+
+
+def _check_slots(parallel: int, context_tokens: int, batch_tokens: int) -> None:
+    """Refuse slots that the engine has no sequence or no token of a batch for.
+
+    It computes one token of every slot at once: with a smaller batch its own assertion ends it. A batch is never
+    larger than the context, so with a smaller context the library ends in the same way (its dry run does).
+    """
+    reason = None
+    if parallel > MAX_SLOTS:
+        reason = f"the engine serves at most {MAX_SLOTS}"
+        hint = f"Ask for {MAX_SLOTS} slots or fewer."
+    elif context_tokens < parallel:
+        reason = f"a context of {context_tokens} tokens has less than one for each"
+        hint = f"Ask for a context of at least {parallel} tokens, or for fewer slots."
+    elif batch_tokens < parallel:
+        reason = f"a batch of {batch_tokens} tokens has less than one for each, and the engine aborts"
+        hint = f"Ask for a batch of at least {parallel} tokens, or for fewer slots."
+    if reason is not None:
+        raise LlmError(
+            ErrorCode.UNSUPPORTED_COMBINATION,
+            f"{parallel} slots were asked for; {reason}.",
+            hint=hint,
+            parallel=parallel,
+            largest_parallel=min(MAX_SLOTS, context_tokens, batch_tokens),
+        )
 
 
 def layer_row_bytes(layer: LayerFacts, type_k: CacheType, type_v: CacheType) -> int:
@@ -243,15 +281,38 @@ def kv_cache_bytes(
     flash_attention: bool = True,
 ) -> int:
     """Bytes of the KV cache of the trunk; see :func:`layer_kv_bytes`."""
+    return groups_kv_bytes(
+        facts, context_groups(facts), shape, (type_k, type_v), memory=memory, flash_attention=flash_attention
+    )
+
+
+def groups_kv_bytes(
+    facts: CheckpointFacts,
+    groups: Iterable[LayerGroup],
+    shape: CacheShape,
+    types: tuple[CacheType, CacheType],
+    *,
+    memory: Memory = Memory.HOST,
+    flash_attention: bool = True,
+) -> int:
+    """Bytes of the KV cache of some layers; see :func:`layer_kv_bytes`."""
     return sum(
-        layer_kv_bytes(facts, layer, shape, (type_k, type_v), memory=memory, flash_attention=flash_attention)
-        for layer in facts.context_layers
+        group.count
+        * layer_kv_bytes(facts, group.layer, shape, types, memory=memory, flash_attention=flash_attention)
+        for group in groups
     )
 
 
 def state_bytes(facts: CheckpointFacts, shape: CacheShape, *, memory: Memory = Memory.HOST) -> int:
     """Bytes of all recurrent states of the trunk; see :func:`layer_state_bytes`."""
-    return sum(layer_state_bytes(layer, shape, memory=memory) for layer in facts.trunk)
+    return groups_state_bytes(trunk_groups(facts), shape, memory=memory)
+
+
+def groups_state_bytes(
+    groups: Iterable[LayerGroup], shape: CacheShape, *, memory: Memory = Memory.HOST
+) -> int:
+    """Bytes of the recurrent states of some layers; see :func:`layer_state_bytes`."""
+    return sum(group.count * layer_state_bytes(group.layer, shape, memory=memory) for group in groups)
 
 
 def context_bytes(
@@ -324,34 +385,9 @@ def draft_context_bytes(
             " multi-token prediction that the engine would load.",
             hint="Leave drafting off, or choose a file with such blocks.",
         )
-    return sum(
-        layer_kv_bytes(facts, layer, shape, (type_k, type_v), memory=memory, flash_attention=flash_attention)
-        for layer in facts.mtp_layers
+    return groups_kv_bytes(
+        facts, mtp_groups(facts), shape, (type_k, type_v), memory=memory, flash_attention=flash_attention
     )
-
-
-def context_checkpoint_bytes(
-    facts: CheckpointFacts,
-    shape: CacheShape,
-    type_k: CacheType,
-    type_v: CacheType,
-    *,
-    swa_full: bool = False,
-) -> int:
-    """Bytes of one context checkpoint of one slot; 0 for a model that can be cut anywhere, which makes none.
-
-    The engine saves what it could not take back: the states of one sequence without their copies, and the
-    cells of the window of every sliding layer, with 12 bytes of bookkeeping for each cell. Measured on
-    Gemma-3-270M at q8_0: 3.991 MiB, formula 3.990; on a 0.8B hybrid 19.266 MiB, formula 19.266.
-    """
-    states = STATE_VALUE_BYTES * sum(layer.conv_values + layer.state_values for layer in facts.trunk)
-    rows = sum(
-        layer_row_bytes(layer, type_k, type_v) for layer in facts.trunk if layer.kind is LayerKind.SLIDING
-    )
-    if rows == 0 or swa_full:
-        return states
-    window = min(shape.stream_cells, facts.sliding_window_tokens)
-    return states + window * (rows + CHECKPOINT_CELL_BYTES)
 
 
 def check_cache_types(
@@ -381,7 +417,7 @@ def check_cache_types(
                 cache_type=str(type_v),
             )
         return
-    for layer in facts.trunk:
+    for layer in (group.layer for group in trunk_groups(facts)):
         heads = (("K", type_k, layer.key_length), ("V", type_v, layer.value_length))
         for side, cache_type, head_values in heads:
             if head_values % cache_type.block_values:

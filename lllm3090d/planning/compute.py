@@ -9,13 +9,15 @@ T is the number of tokens of the graph, U = 4 T bytes one f32 value for each of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, Graph, LayerFacts, LayerKind
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.cache import CacheShape, CacheType
+from lllm3090d.planning.cache import CacheShape, CacheType, layer_row_bytes
+from lllm3090d.planning.layer_groups import REMEMBERED_CHECKPOINTS, trunk_groups
 from lllm3090d.planning.units import MIB, round_up
 
 F32_BYTES = 4
@@ -30,10 +32,10 @@ QUERY_COPIES: Mapping[Graph, int] = MappingProxyType(
 )
 # Residuals that per-layer embeddings need beside them.
 PER_LAYER_RESIDUALS: Mapping[Graph, int] = MappingProxyType({Graph.PER_LAYER_EMBEDDINGS: 4, Graph.ALTUP: 5})
-ROTATED_MIXER_RESIDUALS = 4
+PARALLEL_MIXER_RESIDUALS = 4  # found with large batches, where the allocator packs two mixers worst
+ALTUP_LOGITS_RESIDUALS = 6  # beside all logits on a card, where nothing else is alive then
 CPU_STATE_SLOTS = 4  # up to here the CPU computes Mamba-2 with one copy of the states
 F32_CACHE_COPIES = 3  # of one layer that are alive at once, where an f32 cache is converted to f16
-MARGIN_PERCENT = 5  # with one E x U more, covers every dry run of the engine for these architectures
 
 # Memory of a process that no graph shows: device context, BLAS workspace, pools, recorded graphs.
 # Vulkan: 0.4 GiB measured on a Radeon RX 7900 XTX. CUDA: Vulkan's and the 230 MiB by which it was larger on
@@ -44,10 +46,32 @@ RUNTIME_BYTES: Mapping[Backend, int] = MappingProxyType(
 SECOND_CONTEXT_BYTES = 154 * MIB  # of the device, for the context of a draft
 # Host tensors that large batches copy to the card at once: found in dry runs with layers and experts there.
 HOST_TENSOR_COPIES = 2
-SLACK_BYTES = 128 * MIB  # judgement: what nobody has accounted for
-LONG_CONTEXT_SLACK_BYTES = 512 * MIB  # judgement: the same, where every error is multiplied by many tokens
+SHARED_CACHE_OWNERS = 2  # one that slides and one that does not
 LONG_CONTEXT_TOKENS = 65_536
 PROCESS_BYTES = 300 * MIB  # host memory of a llama-server: code, heap, vocabulary, threads, HTTP; judgement
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """What is charged beside what is known of a launch.
+
+    Attributes:
+        compute_buffer_factor: on the formulas of the graphs, for a card or build that needs more than they say.
+        compute_percent: of a graph; with one E x U more it covers every dry run of the engine for these
+            architectures.
+        compute_residuals: times E x U.
+        slack_mib: what nobody has accounted for; judgement.
+        long_context_slack_mib: the same from 65,536 tokens on, where every error is multiplied by many; judgement.
+    """
+
+    compute_buffer_factor: float = 1.0
+    compute_percent: int = 5
+    compute_residuals: int = 1
+    slack_mib: int = 128
+    long_context_slack_mib: int = 512
+
+
+DEFAULT_MARGINS = Margins()
 
 
 def graph_tokens(shape: CacheShape) -> int:
@@ -76,7 +100,7 @@ def mask_bytes(facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, typ
     """
     size = 0
     for kinds in ((LayerKind.FULL, LayerKind.LATENT), (LayerKind.SLIDING,)):
-        layers = [layer for layer in facts.trunk if layer.kind in kinds]
+        layers = [group.layer for group in trunk_groups(facts) if group.layer.kind in kinds]
         if layers:
             size += shape.cells(kinds[0]) * graph_tokens(shape) * F16_BYTES
             size += _rotation_bytes(layers, type_k, type_v)
@@ -118,9 +142,7 @@ def _state_values(facts: CheckpointFacts) -> int:
     return widths.inner + channels + widths.heads + 2 * channels + widths.inner
 
 
-def _body_bytes(
-    facts: CheckpointFacts, shape: CacheShape, layers: Sequence[LayerFacts], *, on_cpu: bool = False
-) -> int:
+def _body_bytes(facts: CheckpointFacts, shape: CacheShape, *, on_cpu: bool = False) -> int:
     """The widest feed-forward network or state-space part; the latter holds the states of all slots.
 
     On the CPU, Mamba-1 keeps another row of its inner width, and Mamba-2 copies the states of many slots.
@@ -133,15 +155,16 @@ def _body_bytes(
     states = shape.slots * shape.state_planes * F32_BYTES * copies
     return max(
         max(
-            _values_bytes(shape, _feed_forward_values(facts, layer)),
-            _values_bytes(shape, _state_values(facts) + more) + states * layer.state_values
-            if layer.keeps_state
+            _values_bytes(shape, _feed_forward_values(facts, group.layer)),
+            _values_bytes(shape, _state_values(facts) + more) + states * group.layer.state_values
+            if group.layer.keeps_state
             else 0,
         )
-        for layer in layers
+        for group in trunk_groups(facts)
     )
 
 
+@lru_cache(maxsize=REMEMBERED_CHECKPOINTS)
 def _attention_values(facts: CheckpointFacts) -> int:
     """Queries of the widest layer, as often as they are alive at once; latent attention widens them."""
     attending = [layer for layer in facts.trunk if layer.owns_kv or layer.kind is LayerKind.SHARED]
@@ -154,8 +177,10 @@ def _attention_values(facts: CheckpointFacts) -> int:
         return queries + widest.head_count * compressed
     copies = QUERY_COPIES.get(facts.rule.graph)
     if copies is None:
-        # Queries wider than the embedding get a tensor of their own; far wider ones, two.
-        copies = 1 + (queries > facts.embedding_length) + (queries > 2 * facts.embedding_length)
+        # Queries wider than the embedding get a tensor of their own; far wider ones of Gemma 4, two.
+        is_gemma4 = facts.rule.graph is Graph.PER_LAYER_EMBEDDINGS and not facts.per_layer_embedding_values
+        is_far = is_gemma4 and queries > 2 * facts.embedding_length
+        copies = 1 + (queries > facts.embedding_length) + is_far
     return copies * queries
 
 
@@ -188,9 +213,65 @@ def f16_copies_bytes(
         return copies(type_k) * layer.k_values + copies(type_v) * (layer.v_values or latent_v)
 
     return max(
-        (shape.cells(layer.kind) * shape.streams * F16_BYTES * values(layer) for layer in facts.trunk),
+        (
+            shape.cells(group.layer.kind) * shape.streams * F16_BYTES * values(group.layer)
+            for group in trunk_groups(facts)
+        ),
         default=0,
     )
+
+
+def largest_layer_cache_bytes(
+    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
+) -> int:
+    """K and V of the largest layer: copied to where attention is computed, if that is not where they are."""
+    return max(
+        (
+            shape.cells(group.layer.kind) * shape.streams * layer_row_bytes(group.layer, type_k, type_v)
+            for group in trunk_groups(facts)
+        ),
+        default=0,
+    )
+
+
+def host_cache_copy_bytes(
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    types: tuple[CacheType, CacheType],
+    *,
+    first_on_card: int,
+    cache_on_host: bool,
+) -> int:
+    """What attention on a card copies of caches in host memory; an upper bound, found in dry runs and on Vulkan.
+
+    With ``--no-kv-offload`` that is K and V of one layer at a time, which latent attention reads twice. Layers that
+    share the cache of an earlier one follow each other without a step in host memory between them, so the copies of all
+    of them are alive together.
+
+    Args:
+        facts: the checkpoint.
+        shape: of the context.
+        types: of K and V.
+        first_on_card: index of the first block on the card.
+        cache_on_host: ``--no-kv-offload``.
+    """
+
+    def size(layer: LayerFacts) -> int:
+        return shape.cells(layer.kind) * shape.streams * layer_row_bytes(layer, *types)
+
+    reads = 2 if facts.latent is not None else 1
+    copied = reads * largest_layer_cache_bytes(facts, shape, *types) if cache_on_host else 0
+    shared = [index for index, layer in enumerate(facts.layers) if layer.kind is LayerKind.SHARED]
+    # They read the caches of the two layers before the first of them.
+    if not shared or not (cache_on_host or first_on_card > shared[0] - SHARED_CACHE_OWNERS):
+        return copied
+    owners = [layer for layer in facts.trunk if layer.owns_kv]
+    sliding = max((size(layer) for layer in owners if layer.kind is LayerKind.SLIDING), default=0)
+    whole = [size(layer) for layer in owners if layer.kind is not LayerKind.SLIDING]
+    reading = sum(index >= first_on_card for index in shared)
+    # As many of them as of the owners read a whole context, and at most one more.
+    wide = min(reading, -(-reading * len(whole) // len(owners)) + 1) if whole else 0
+    return copied + wide * max(whole, default=0) + reading * sliding
 
 
 def _per_layer_embeddings_bytes(facts: CheckpointFacts, shape: CacheShape, residuals: int) -> int:
@@ -198,7 +279,8 @@ def _per_layer_embeddings_bytes(facts: CheckpointFacts, shape: CacheShape, resid
     each = facts.per_layer_embedding_values
     if not each:
         return 0
-    return _values_bytes(shape, each * len(facts.trunk) + residuals * facts.embedding_length)
+    count = sum(group.count for group in trunk_groups(facts))
+    return _values_bytes(shape, each * count + residuals * facts.embedding_length)
 
 
 def _check_graph(facts: CheckpointFacts) -> None:
@@ -215,26 +297,36 @@ def _check_graph(facts: CheckpointFacts) -> None:
 def _widest_bytes(
     facts: CheckpointFacts, shape: CacheShape, outputs: int, *, copies_bytes: int = 0, on_cpu: bool = False
 ) -> int:
-    """The largest of body, attention and logits; where both mixers run side by side, their sum."""
-    body = _body_bytes(facts, shape, facts.trunk, on_cpu=on_cpu)
-    attention = _values_bytes(shape, _attention_values(facts)) + copies_bytes
-    if facts.latent is not None and copies_bytes:  # the copied rows need queries of their own
-        attention += _values_bytes(shape, max(layer.head_count * layer.key_length for layer in facts.trunk))
-    mixers = body + attention if _has_parallel_mixers(facts) else max(body, attention)
+    """The largest of body, attention and logits."""
+    mixers = _mixers_bytes(facts, shape, copies_bytes=copies_bytes, on_cpu=on_cpu)
     return max(mixers, logits_bytes(facts, outputs))
 
 
-def _has_parallel_mixers(facts: CheckpointFacts) -> bool:
-    return any(layer.owns_kv and layer.keeps_state for layer in facts.trunk)
-
-
-def _rotated_mixers_bytes(
-    facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
+def _mixers_bytes(
+    facts: CheckpointFacts, shape: CacheShape, *, copies_bytes: int = 0, on_cpu: bool = False
 ) -> int:
-    """What rotating a quantised cache keeps alive beside a state-space mixer; found with large batches."""
-    if not _has_parallel_mixers(facts) or not (type_k.is_quantised or type_v.is_quantised):
-        return 0
-    return _residual_bytes(facts, shape, ROTATED_MIXER_RESIDUALS)
+    """The larger of body and attention; where both mixers run side by side, their sum.
+
+    Side by side, what attention left behind is in the way of the other mixer: a card then needs as much as four
+    residuals more, unless the f16 copies have already made that room.
+    """
+    body = _body_bytes(facts, shape, on_cpu=on_cpu)
+    attention = _values_bytes(shape, _attention_values(facts)) + copies_bytes
+    if _has_parallel_mixers(facts):
+        in_the_way = 0 if on_cpu else _residual_bytes(facts, shape, PARALLEL_MIXER_RESIDUALS)
+        return body + attention + max(0, in_the_way - copies_bytes)
+    if facts.latent is not None:
+        heads = max(group.layer.head_count for group in trunk_groups(facts))
+        # What attention gives goes where the queries were, compressed or not. Where the copies behind it are longer
+        # than the latter, it needs a place of its own.
+        if copies_bytes > _values_bytes(shape, heads * facts.latent.query_length):
+            widest = max(group.layer.head_count * group.layer.key_length for group in trunk_groups(facts))
+            attention += _values_bytes(shape, widest)
+    return max(body, attention)
+
+
+def _has_parallel_mixers(facts: CheckpointFacts) -> bool:
+    return any(group.layer.owns_kv and group.layer.keeps_state for group in trunk_groups(facts))
 
 
 def card_compute_bytes(
@@ -248,7 +340,8 @@ def card_compute_bytes(
 ) -> int:
     """Compute buffer on a real card with all layers on it.
 
-    M + 4 E U + max(body, attention + f16 copies, logits), with M of :func:`mask_bytes`.
+    M + 4 E U + max(body, attention + f16 copies, logits), with M of :func:`mask_bytes`. Only with AltUp everything else
+    is gone before the logits are computed.
 
     Args:
         facts: the checkpoint.
@@ -262,16 +355,16 @@ def card_compute_bytes(
     """
     _check_graph(facts)
     copies = f16_copies_bytes(facts, shape, type_k, type_v, backend)
-    residuals = PER_LAYER_RESIDUALS.get(facts.rule.graph, 0)
-    return (
+    mixers = _mixers_bytes(facts, shape, copies_bytes=copies)
+    words = logits_bytes(facts, server_outputs(shape) if outputs is None else outputs)
+    layers = (
         mask_bytes(facts, shape, type_k, type_v)
         + _residual_bytes(facts, shape, RESIDUAL_COPIES)
-        + _per_layer_embeddings_bytes(facts, shape, residuals)
-        + (_rotated_mixers_bytes(facts, shape, type_k, type_v) if backend is not Backend.CUDA else 0)
-        + _widest_bytes(
-            facts, shape, server_outputs(shape) if outputs is None else outputs, copies_bytes=copies
-        )
+        + _per_layer_embeddings_bytes(facts, shape, PER_LAYER_RESIDUALS.get(facts.rule.graph, 0))
     )
+    if facts.rule.graph is Graph.ALTUP:
+        return max(layers + mixers, words + _residual_bytes(facts, shape, ALTUP_LOGITS_RESIDUALS))
+    return layers + max(mixers, words)
 
 
 def host_compute_bytes(
@@ -293,15 +386,23 @@ def cpu_compute_bytes(
     *,
     outputs: int | None = None,
 ) -> int:
-    """Compute buffer without a card: M + 5 E U + max(body, attention, logits); as on a card otherwise."""
+    """Compute buffer without a card: M + 5 E U + max(body, attention + f16 copies, logits); as on a card otherwise."""
     _check_graph(facts)
     residuals = PER_LAYER_RESIDUALS.get(facts.rule.graph, 0)
+    outputs = server_outputs(shape) if outputs is None else outputs
+    copies = f16_copies_bytes(facts, shape, type_k, type_v, Backend.CPU)
     return (
         mask_bytes(facts, shape, type_k, type_v)
         + _residual_bytes(facts, shape, CPU_RESIDUAL_COPIES)
         + _per_layer_embeddings_bytes(facts, shape, residuals)
-        + _widest_bytes(facts, shape, server_outputs(shape) if outputs is None else outputs, on_cpu=True)
+        + _widest_bytes(facts, shape, outputs, copies_bytes=copies, on_cpu=True)
     )
+
+
+@lru_cache(maxsize=REMEMBERED_CHECKPOINTS)
+def _draft_blocks(facts: CheckpointFacts) -> CheckpointFacts:
+    """The blocks for multi-token prediction as if they were all of the model."""
+    return replace(facts, layers=tuple(replace(layer, is_mtp=False) for layer in facts.mtp_layers))
 
 
 def draft_compute_bytes(
@@ -309,8 +410,7 @@ def draft_compute_bytes(
 ) -> int:
     """Upper bound of the compute buffer of a draft context: M + 4 E U + the widest of its own blocks."""
     _check_graph(facts)
-    layers = facts.mtp_layers
-    own = replace(facts, layers=tuple(replace(layer, is_mtp=False) for layer in layers))
+    own = _draft_blocks(facts)
     residuals = CPU_RESIDUAL_COPIES if backend is Backend.CPU else RESIDUAL_COPIES
     copies = f16_copies_bytes(own, shape, type_k, type_v, backend)
     return (
@@ -320,9 +420,62 @@ def draft_compute_bytes(
     )
 
 
-def compute_margin_bytes(facts: CheckpointFacts, shape: CacheShape, compute_bytes: int) -> int:
-    """What the graph formulas may be short of: E x U and 5 %."""
-    return _residual_bytes(facts, shape, 1) + compute_bytes * MARGIN_PERCENT // 100
+@lru_cache(maxsize=REMEMBERED_CHECKPOINTS)
+def _with_words(facts: CheckpointFacts, vocabulary_size: int) -> CheckpointFacts:
+    return replace(facts, vocabulary_size=vocabulary_size)
+
+
+def drafter_compute_bytes(  # noqa: PLR0917  # a context, as everywhere here, and the words of its model
+    facts: CheckpointFacts,
+    shape: CacheShape,
+    type_k: CacheType,
+    type_v: CacheType,
+    backend: Backend,
+    vocabulary_size: int,
+) -> int:
+    """Upper bound of the compute buffer of an EAGLE-3 or DFlash drafter, which has two graphs.
+
+    One guesses: M + 4 E U + the widest of body, attention and logits, the latter of every token of the graph. Where its
+    own words are mapped to those of the model, the logits of the model are alive all the while. The other graph reads
+    the model's hidden states, as they are and normed, and leaves rows of its own width.
+    """
+    _check_graph(facts)
+    drafter = facts.drafter
+    if drafter is None:
+        raise ValueError("not the facts of a drafter")
+    known = _with_words(facts, vocabulary_size)
+    outputs = graph_tokens(shape)
+    residuals = CPU_RESIDUAL_COPIES if backend is Backend.CPU else RESIDUAL_COPIES
+    copies = f16_copies_bytes(facts, shape, type_k, type_v, backend)
+    guess = _residual_bytes(facts, shape, residuals) + _widest_bytes(
+        known, shape, outputs, copies_bytes=copies
+    )
+    if drafter.reduced_vocabulary:
+        guess += logits_bytes(known, outputs)
+    read = _values_bytes(shape, 2 * drafter.feature_length) + _residual_bytes(facts, shape, 2)
+    return mask_bytes(facts, shape, type_k, type_v) + max(guess, read)
+
+
+def hidden_state_bytes(facts: CheckpointFacts, feature_length: int, batch_tokens: int) -> int:
+    """Host memory for the hidden states that a model hands to its drafter: of every token of a batch, twice.
+
+    Once as the engine's output, once in the batch for the drafter.
+
+    Args:
+        facts: the model, whose last layer is read where ``feature_length`` is 0.
+        feature_length: values that the drafter reads for each token.
+        batch_tokens: of a whole batch.
+    """
+    return 2 * F32_BYTES * batch_tokens * (feature_length or facts.embedding_length)
+
+
+def compute_margin_bytes(
+    facts: CheckpointFacts, shape: CacheShape, compute_bytes: int, margins: Margins = DEFAULT_MARGINS
+) -> int:
+    """What the graph formulas may be short of: E x U and 5 %, and what the setting adds."""
+    percent = compute_bytes * margins.compute_percent // 100
+    added = round(compute_bytes * (margins.compute_buffer_factor - 1))
+    return _residual_bytes(facts, shape, margins.compute_residuals) + percent + added
 
 
 def output_buffer_bytes(facts: CheckpointFacts, parallel: int) -> int:
@@ -348,9 +501,10 @@ def runtime_bytes(backend: Backend) -> int:
         ) from None
 
 
-def slack_bytes(context_tokens: int) -> int:
+def slack_bytes(context_tokens: int, margins: Margins = DEFAULT_MARGINS) -> int:
     """128 MiB; 512 MiB from 65,536 tokens of context. A floor, not added to another pad."""
-    return SLACK_BYTES if context_tokens < LONG_CONTEXT_TOKENS else LONG_CONTEXT_SLACK_BYTES
+    long = context_tokens >= LONG_CONTEXT_TOKENS
+    return (margins.long_context_slack_mib if long else margins.slack_mib) * MIB
 
 
 def workspace_missing_bytes(used_bytes: int, workspace_reserve_mib: int) -> int:

@@ -6,14 +6,20 @@ caches and states follow their layer; tables that are only looked up always stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, Memory, WeightBytes, total
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType
+from lllm3090d.planning.layer_groups import context_groups_from
+
+# Sums over all tensors, which a search asks for again and again: a placement for each layer of a few checkpoints.
+REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ class Placement:
 
 
 EVERYTHING = Placement()
+_MEMORY: Mapping[Backend, Memory] = MappingProxyType(
+    {Backend.CPU: Memory.HOST, Backend.VULKAN: Memory.VULKAN}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class Split:
 
 def memory_of(backend: Backend) -> Memory:
     """The kind of buffer a backend has on its device; a backend without a known one rounds like CUDA."""
-    return {Backend.CPU: Memory.HOST, Backend.VULKAN: Memory.VULKAN}.get(backend, Memory.CUDA)
+    return _MEMORY.get(backend, Memory.CUDA)
 
 
 def check_placement(facts: CheckpointFacts, placement: Placement, backend: Backend) -> None:
@@ -86,6 +95,7 @@ def check_placement(facts: CheckpointFacts, placement: Placement, backend: Backe
         )
 
 
+@lru_cache(maxsize=REMEMBERED)
 def weights(facts: CheckpointFacts, placement: Placement, backend: Backend) -> Split:
     """Bytes of the weights, as the engine's buffers hold them; raises as :func:`check_placement`."""
     check_placement(facts, placement, backend)
@@ -95,6 +105,7 @@ def weights(facts: CheckpointFacts, placement: Placement, backend: Backend) -> S
     return Split(card.in_memory(memory_of(backend)), host.host)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def largest_host_tensor_bytes(facts: CheckpointFacts, placement: Placement) -> int:
     """The largest matrix of a block in host memory: large batches copy it to the card to compute there."""
     first = placement.first_on_card(facts)
@@ -116,19 +127,15 @@ def context(
 ) -> Split:
     """Bytes of cache and states of the main context: each where its layer is."""
     first = len(facts.layers) if placement.cache_on_host else placement.first_on_card(facts)
-    memory = memory_of(backend)
-    card = host = 0
-    for index, layer in enumerate(facts.layers):
-        if not layer.in_main_context:
-            continue
-        where = memory if index >= first else Memory.HOST
-        size = cache.layer_kv_bytes(facts, layer, shape, types, memory=where)
-        if not layer.is_mtp:
-            size += cache.layer_state_bytes(layer, shape, memory=where)
-        if index >= first:
-            card += size
-        else:
-            host += size
+    card, host = (
+        cache.groups_kv_bytes(facts, groups, shape, types, memory=where)
+        + cache.groups_state_bytes(
+            (group for group in groups if not group.layer.is_mtp), shape, memory=where
+        )
+        for groups, where in zip(
+            context_groups_from(facts, first), (memory_of(backend), Memory.HOST), strict=True
+        )
+    )
     return Split(card + host, 0) if backend is Backend.CPU else Split(card, host)
 
 

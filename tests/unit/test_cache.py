@@ -13,6 +13,7 @@ from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType
+from lllm3090d.planning.context_checkpoints import context_checkpoint_bytes
 from lllm3090d.planning.placement import memory_of
 from tests.unit.engine_truth import TruthRow, facts_of, model_names, truth_rows
 
@@ -139,7 +140,7 @@ def test_a_draft_window(
     more=st.integers(0, 1 << 18),
     slots=st.integers(1, 8),
     window=st.integers(1, 1 << 16),
-    batch=st.integers(1, 4096),
+    batch=st.integers(9, 4096),  # a token for each slot at least
     unified=st.booleans(),
 )
 def test_a_draft_context_never_shrinks(
@@ -210,7 +211,7 @@ def test_states_cost_the_same_at_every_context(model: str, mib: float) -> None:
     for context in (4096, 65_536):
         shape = shape_of(facts, context)
         assert cache.state_bytes(facts, shape) / (1 << 20) == pytest.approx(mib, abs=0.01)
-        checkpoint = cache.context_checkpoint_bytes(facts, shape, CacheType.F16, CacheType.F16)
+        checkpoint = context_checkpoint_bytes(facts, shape, CacheType.F16, CacheType.F16)
         assert checkpoint == cache.state_bytes(facts, shape)
     two = cache.cache_shape(
         facts, context_tokens=8192, parallel=2, batch_tokens=2048, micro_batch_tokens=512, rollback_tokens=3
@@ -253,7 +254,7 @@ def test_padding(context: int, parallel: int, n_ctx: int, stream: int) -> None:
     assert (shape.context_tokens, shape.stream_cells, shape.streams) == (n_ctx, stream, parallel)
 
 
-@given(context=st.integers(1, 1 << 24), parallel=st.integers(1, cache.MAX_SLOTS))
+@given(context=st.integers(cache.MAX_SLOTS, 1 << 24), parallel=st.integers(1, cache.MAX_SLOTS))
 def test_a_padded_context_stays_as_it_is(context: int, parallel: int) -> None:
     """What the engine makes of a padded context is that context: a plan can state it before the launch."""
     facts = facts_of(GEMMA_27B)
@@ -372,16 +373,16 @@ def test_more_context_slots_or_window_never_cost_less(
 def test_context_checkpoints_are_those_measured() -> None:
     """The engine reported 3.991 MiB for Gemma-3-270M at q8_0, and about 221 MiB for the 27B."""
     small, large = facts_of(GEMMA_270M), facts_of(GEMMA_27B)
-    size = cache.context_checkpoint_bytes(small, shape_of(small, 8192), CacheType.Q8_0, CacheType.Q8_0)
+    size = context_checkpoint_bytes(small, shape_of(small, 8192), CacheType.Q8_0, CacheType.Q8_0)
     assert size == 512 * (15 * 544 + 12)
     assert size / (1 << 20) == pytest.approx(3.991, abs=0.002)
-    size = cache.context_checkpoint_bytes(large, shape_of(large, 8192), CacheType.Q8_0, CacheType.Q8_0)
+    size = context_checkpoint_bytes(large, shape_of(large, 8192), CacheType.Q8_0, CacheType.Q8_0)
     assert size / (1 << 20) == pytest.approx(221, abs=0.5)
 
 
 def test_models_without_a_window_make_no_checkpoints() -> None:
     facts = facts_of("qwen3-8b")
-    assert cache.context_checkpoint_bytes(facts, shape_of(facts, 8192), CacheType.F16, CacheType.F16) == 0
+    assert context_checkpoint_bytes(facts, shape_of(facts, 8192), CacheType.F16, CacheType.F16) == 0
 
 
 def with_heads(facts: CheckpointFacts, key_length: int, value_length: int) -> CheckpointFacts:
@@ -435,10 +436,112 @@ def test_more_slots_than_the_engine_has_are_refused() -> None:
     assert shape_of(facts_of(SMOLLM2), 1 << 20, 256).streams == 256
 
 
-@pytest.mark.parametrize(("context", "parallel"), [(0, 1), (-5, 1), (4096, 0), (4096, -1)])
-def test_numbers_that_are_not_positive_are_a_mistake_of_the_caller(context: int, parallel: int) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        shape_of(facts_of(SMOLLM2), context, parallel)
+@pytest.mark.parametrize(
+    ("context", "parallel", "batch"),
+    [(3, 4, 2048), (1, 2, 2048), (255, 256, 2048), (8192, 4, 3), (0, 4, 2)],
+)
+@pytest.mark.parametrize("unified", [False, True])
+def test_slots_without_a_token_each_are_refused(
+    *, context: int, parallel: int, batch: int, unified: bool
+) -> None:
+    """The engine's own assertion ends it there: a token of every slot is computed at once."""
+    with pytest.raises(LlmError, match="less than one for each") as caught:
+        cache.cache_shape(
+            facts_of(SMOLLM2),
+            context_tokens=context,
+            parallel=parallel,
+            batch_tokens=batch,
+            micro_batch_tokens=512,
+            unified=unified,
+        )
+    assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+    assert caught.value.hint is not None and str(parallel) in caught.value.hint
+    assert caught.value.details["largest_parallel"] == min(context or 8192, batch)
+
+
+@pytest.mark.parametrize(
+    ("context", "parallel", "unified", "n_ctx", "stream"),
+    [
+        (1, 1, False, 256, 256),
+        (2, 2, True, 256, 256),
+        (4, 4, False, 1024, 256),
+        (5, 4, False, 1024, 256),
+        (7, 4, True, 256, 256),
+        (256, 256, False, 65_536, 256),
+        (300, 256, True, 512, 512),
+        (0, 1, False, 8192, 8192),
+        (0, 3, False, 8448, 2816),
+        (0, 3, True, 8192, 8192),
+        (None, 3, False, 8448, 2816),
+    ],
+)
+def test_the_least_contexts_and_the_trained_one(
+    *, context: int | None, parallel: int, unified: bool, n_ctx: int, stream: int
+) -> None:
+    """As the engine's dry run has them; 0 is the trained length, and so is an option that is left out."""
+    shape = cache.cache_shape(
+        facts_of(SMOLLM2),
+        context_tokens=context,
+        parallel=parallel,
+        batch_tokens=2048,
+        micro_batch_tokens=512,
+        unified=unified,
+    )
+    assert (shape.context_tokens, shape.stream_cells) == (n_ctx, stream)
+    assert shape.micro_batch_tokens == min(512, context or 8192)
+
+
+@pytest.mark.parametrize(
+    ("context", "parallel", "slot", "unified", "n_ctx", "window"),
+    [
+        (None, 2, 1000, False, 2048, 1000),
+        (None, 2, 1000, True, 2048, 1000),
+        (0, 2, 1000, False, 8192, 1000),  # 0 given is the trained length, not the product
+        (4096, 3, 2000, True, 4096, 2000),
+        (100, 1, 300, False, 256, 256),  # beyond the pool it has no effect
+        (None, 1, 1 << 20, False, 1 << 20, 8192),  # never longer than trained
+    ],
+)
+def test_a_window_of_a_slot(
+    *, context: int | None, parallel: int, slot: int, unified: bool, n_ctx: int, window: int
+) -> None:
+    """As llama-server reports n_ctx and n_ctx_slot for --kv-unified-per-slot."""
+    shape = cache.cache_shape(
+        facts_of(SMOLLM2),
+        context_tokens=context,
+        parallel=parallel,
+        batch_tokens=2048,
+        micro_batch_tokens=512,
+        unified=unified,
+        slot_tokens=slot,
+    )
+    assert (shape.context_tokens, shape.window_tokens) == (n_ctx, window)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"context_tokens": -5},
+        {"parallel": 0},
+        {"parallel": -1},
+        {"batch_tokens": 0},
+        {"micro_batch_tokens": -1},
+        {"rollback_tokens": -1},
+        {"slot_tokens": -1},
+        {"context_tokens": 1 << 31},
+        {"context_tokens": None, "slot_tokens": 1 << 30, "parallel": 4},
+    ],
+)
+def test_numbers_that_no_option_can_have_are_a_mistake_of_the_caller(wrong: dict[str, int | None]) -> None:
+    numbers = {
+        "context_tokens": 4096,
+        "parallel": 1,
+        "batch_tokens": 2048,
+        "micro_batch_tokens": 512,
+        **wrong,
+    }
+    with pytest.raises(ValueError, match=r"positive|negative|more than"):
+        cache.cache_shape(facts_of(SMOLLM2), **numbers)  # type: ignore[arg-type]  # also None where it is wrong
 
 
 def test_sliding_layers_without_a_window_are_a_damaged_model() -> None:
