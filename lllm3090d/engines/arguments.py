@@ -15,18 +15,29 @@ from pathlib import Path
 
 from lllm3090d.engines.builds import library_environment
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.extra_arguments import ALTERED_BY_SYSTEMD, NOTHING, ExtraArguments
+from lllm3090d.engines.tier_flags import TIER_VARIABLES, TierArguments, tier_arguments, tier_offer
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import Card
+from lllm3090d.planning.launch import Launch as Sizes
+from lllm3090d.planning.launch import SpecType
 from lllm3090d.planning.planner import Plan
+from lllm3090d.planning.request import Features, TierRoom
+from lllm3090d.planning.tier_conditions import HostMemory, TierMachine
 
 ALL_LAYERS = "999"  # more layers than any model has; "all" is unknown to older builds
+LAYER_SPELLINGS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+EXPERT_SPELLINGS = ("--n-cpu-moe", "-ncmoe")
+DRAFTER_SPELLINGS = ("-md", "--spec-draft-model", "--model-draft")
+HOST_CACHE_SPELLINGS = ("--no-kv-offload", "-nkvo")
 SOCKET_SUFFIX = ".sock"  # by this the engine tells a Unix socket from a host name
 SOCKET_PATH_LIMIT_BYTES = 107  # sun_path of Linux, without its terminator
-# systemd expands $ in the arguments of a unit and rewrites ; when it reads the unit again; values in
-# Environment= are exact in both cases.
-ALTERED_BY_SYSTEMD = re.compile(r"[$;]")
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 # Inherited, they would change the launch behind the plan's back, or ask clients for a key.
 ENGINE_VARIABLE_PREFIXES = ("LLAMA_", "MTMD_")
+PROJECTOR_DEVICE_VARIABLE = "MTMD_BACKEND_DEVICE"
+# CUDA numbers cards by their speed unless told otherwise; by bus they are in the order in which the driver lists them.
+CARD_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,9 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
     socket_path: Path,
     alias: str,
     *,
+    drafter_path: Path | None = None,
+    projector_path: Path | None = None,
+    extra: ExtraArguments = NOTHING,
     inherited: Mapping[str, str] | None = None,
 ) -> Launch:
     """The command line and environment that carry out a plan with this build.
@@ -64,9 +78,14 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
         plan: what to launch.
         socket_path: absolute path of the Unix socket to listen on, ending in ``.sock``.
         alias: name of the model in the engine's own API.
+        drafter_path: absolute path of the file that drafts; None where the model drafts for itself, or nobody does.
+        projector_path: absolute path of the model's projector; needed where the plan has one.
+        extra: further arguments of a person, checked; those with a price are in the plan.
         inherited: environment that the engine's unit starts from; None for this process's own.
 
     Raises:
+        ValueError: a path that is not absolute, a drafter for a plan without a draft, or no path for a plan with a
+            projector.
         LlmError: ENGINE_UNUSABLE where the build lacks a required flag or has no device for a plan on the
             card, BAD_CHECKPOINT where the path cannot be passed on, RUNTIME_DIR_UNUSABLE or
             SOCKET_PATH_TOO_LONG where the socket cannot be named.
@@ -78,31 +97,88 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
     line.required_text("LLAMA_ARG_HOST", _socket_text(socket_path), "--host")
     line.required_text("LLAMA_ARG_MODEL", _checkpoint_text(checkpoint_path), "-m", "--model")
     line.optional_text("LLAMA_ARG_ALIAS", _alias_text(alias), "--alias", "-a")
-    line.required(str(plan.context_tokens), "-c", "--ctx-size")
-    line.required(str(plan.parallel), "--parallel", "-np")
-    line.optional_switch("--no-kv-unified", "-no-kvu")
-    line.required(plan.cache_type_k.value, "-ctk", "--cache-type-k")
-    line.required(plan.cache_type_v.value, "-ctv", "--cache-type-v")
-    line.required(str(plan.batch_tokens), "-b", "--batch-size")
-    line.required(str(plan.micro_batch_tokens), "-ub", "--ubatch-size")
+    sizes = plan.launch
+    line.required(str(sizes.context_tokens), "-c", "--ctx-size")
+    line.required(str(sizes.parallel), "--parallel", "-np")
+    _share_pool(line, sizes)
+    line.required(sizes.cache_type_k.value, "-ctk", "--cache-type-k")
+    line.required(sizes.cache_type_v.value, "-ctv", "--cache-type-v")
+    line.required(str(sizes.batch_tokens), "-b", "--batch-size")
+    line.required(str(sizes.micro_batch_tokens), "-ub", "--ubatch-size")
     line.required_switch_or_value("on", "-fa", "--flash-attn")
     _place_layers(line, capabilities, plan)
     line.optional("off", "--fit", "-fit")
-    line.optional(str(plan.context_checkpoints), "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp")
-    line.optional(str(plan.prompt_cache_mib), "--cache-ram", "-cram")
+    line.optional(str(sizes.context_checkpoints), "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp")
+    line.optional(str(sizes.checkpoint_min_step_tokens), "--checkpoint-min-step", "-cms")
+    line.optional(str(sizes.prompt_cache_mib), "--cache-ram", "-cram")
+    _draft(line, plan, drafter_path)
+    _project(line, plan, projector_path)
+    _stretch(line, plan)
     line.optional_switch("--no-ui", "--no-webui")
     line.optional_switch("--jinja")
     line.optional_switch("--metrics")
     line.optional_switch("--slots")
 
-    environment = {**library_environment(build, base), **line.environment, "GGML_NO_BACKTRACE": "1"}
+    if plan.tier is not None:
+        line.add(tier_arguments(plan.tier, build, capabilities))
+    line.arguments += extra.passed
+
+    environment = {
+        **library_environment(build, base),
+        **dict(extra.environment),
+        **line.environment,
+        **(CARD_ORDER if plan.split is not None and capabilities.backend is Backend.CUDA else {}),
+        "GGML_NO_BACKTRACE": "1",
+    }
     read = {name for name in capabilities.variables if name.startswith(ENGINE_VARIABLE_PREFIXES)}
-    read |= {name for name in base if name.startswith(ENGINE_VARIABLE_PREFIXES)}
+    read |= {name for name in base if name.startswith(ENGINE_VARIABLE_PREFIXES)} | set(TIER_VARIABLES)
     return Launch(
         argv=(str(build.server), *line.arguments),
         environment=tuple(sorted(environment.items())),
         unset=tuple(sorted(read - environment.keys())),
     )
+
+
+def features(
+    capabilities: Capabilities, card: Card | None = None, host: HostMemory | None = None
+) -> Features:
+    """What of a plan this build can carry out, by the options its ``--help`` offers.
+
+    Args:
+        capabilities: of the build.
+        card: that it would be on, and ``host``: memory of the machine; without them there is no tiered cache.
+    """
+
+    def offers(*spellings: str) -> bool:
+        return any(flag in capabilities.flags for flag in spellings)
+
+    spec_type = capabilities.option("--spec-type")
+    kinds = frozenset() if spec_type is None else frozenset(spec_type.allowed)
+    return Features(
+        backend=capabilities.backend,
+        drafts_itself=SpecType.MTP.value in kinds,
+        drafts_from=kinds & {kind.value for kind in SpecType} if offers(*DRAFTER_SPELLINGS) else frozenset(),
+        places_experts=offers(*EXPERT_SPELLINGS),
+        keeps_cache_on_host=offers(*HOST_CACHE_SPELLINGS),
+        projects=offers("--mmproj", "-mm"),
+        shares_pool=offers("--kv-unified", "-kvu"),
+        stretches=all(map(offers, ("--rope-scaling", "--rope-scale", "--yarn-orig-ctx"))),
+        tier=_tier_room(capabilities, card, host),
+    )
+
+
+def _tier_room(capabilities: Capabilities, card: Card | None, host: HostMemory | None) -> TierRoom | None:
+    offer = tier_offer(capabilities)
+    if not offer.tier or card is None or host is None:
+        return None
+    machine = TierMachine(
+        offered=True,
+        backend=capabilities.backend,
+        cards=len(capabilities.devices),
+        virtual_memory=capabilities.virtual_memory,
+        driver_version=card.driver_version,
+    )
+    return TierRoom(machine, offer, host)
 
 
 class _CommandLine:
@@ -113,6 +189,11 @@ class _CommandLine:
         self._capabilities = capabilities
         self.arguments: list[str] = []
         self.environment: dict[str, str] = {}
+
+    def add(self, part: TierArguments) -> None:
+        """What another module has worked out."""
+        self.arguments += part.arguments
+        self.environment |= dict(part.environment)
 
     def _spelling(self, spellings: tuple[str, ...]) -> str | None:
         return next((flag for flag in spellings if flag in self._capabilities.flags), None)
@@ -132,6 +213,9 @@ class _CommandLine:
 
     def required(self, value: str, *spellings: str) -> None:
         self.arguments += [self._needed(spellings), value]
+
+    def required_switch(self, *spellings: str) -> None:
+        self.arguments.append(self._needed(spellings))
 
     def required_switch_or_value(self, value: str, *spellings: str) -> None:
         """A switch in old builds, ``[on|off|auto]`` in newer ones."""
@@ -155,10 +239,17 @@ class _CommandLine:
                 variable=variable,
             )
 
-    def optional(self, value: str, *spellings: str) -> None:
+    def optional(self, value: str, *spellings: str) -> bool:
+        """Add it where the build offers it; whether it does."""
         flag = self._spelling(spellings)
         if flag is not None:
             self.arguments += [flag, value]
+        return flag is not None
+
+    def optional_or_variable(self, value: str, variable: str, *spellings: str) -> None:
+        """Through the environment where the build has no such option: some read a variable all the same."""
+        if not self.optional(value, *spellings):
+            self.environment[variable] = value
 
     def optional_switch(self, *spellings: str) -> None:
         flag = self._spelling(spellings)
@@ -174,16 +265,106 @@ class _CommandLine:
             self.environment[variable] = value
 
 
+def _share_pool(line: _CommandLine, sizes: Sizes) -> None:
+    if sizes.unified:
+        line.required_switch("--kv-unified", "-kvu")
+    else:
+        line.optional_switch("--no-kv-unified", "-no-kvu")
+    if sizes.slot_tokens:
+        line.required(str(sizes.slot_tokens), "--kv-unified-per-slot")
+    if sizes.swa_full:
+        line.required_switch("--swa-full")
+
+
+def _draft(line: _CommandLine, plan: Plan, drafter_path: Path | None) -> None:
+    """How drafts are made, with every size that was priced; the build's own default is not to draft."""
+    draft = plan.launch.draft
+    if plan.launch.drafter is not None and drafter_path is None:
+        raise ValueError("a plan with a drafter in a file of its own, and no path of one")
+    if draft is None:
+        if drafter_path is not None:
+            raise ValueError("a drafter for a plan without a draft")
+        return
+    line.required(draft.spec_type.value, "--spec-type")
+    line.required(str(draft.tokens), "--spec-draft-n-max")
+    line.required(draft.cache_type_k.value, "-ctkd", "--spec-draft-type-k", "--cache-type-k-draft")
+    line.required(draft.cache_type_v.value, "-ctvd", "--spec-draft-type-v", "--cache-type-v-draft")
+    if draft.window_tokens and plan.tier is None:  # a tier names it itself
+        line.required(str(draft.window_tokens), "--spec-draft-window")
+    if drafter_path is None:
+        return
+    line.required_text(
+        "LLAMA_ARG_SPEC_DRAFT_MODEL",
+        _checkpoint_text(drafter_path),
+        *DRAFTER_SPELLINGS,
+    )
+    if plan.split is not None and len(plan.split.devices) > 1:  # it would be shared out like the model
+        line.required(plan.split.main, "-devd", "--spec-draft-device", "--device-draft")
+    if plan.on_card:  # without a card the drafter follows --device none
+        line.required(ALL_LAYERS, "-ngld", "--spec-draft-ngl", "--gpu-layers-draft", "--n-gpu-layers-draft")
+
+
+def _project(line: _CommandLine, plan: Plan, projector_path: Path | None) -> None:
+    """The projector, and that it is none where the plan has none: a build may look for one by itself."""
+    if not plan.with_projector:
+        line.optional_switch("--no-mmproj", "--no-mmproj-auto")
+        return
+    if projector_path is None:
+        raise ValueError("a plan with a projector, and no path of one")
+    line.required_text("LLAMA_ARG_MMPROJ", _checkpoint_text(projector_path), "--mmproj", "-mm")
+    if plan.on_card and not plan.launch.projector_on_card:
+        line.required_switch("--no-mmproj-offload")
+    elif plan.split is not None:
+        # It would be on the first card of --device, with older builds on the first of the machine.
+        line.optional_or_variable(plan.split.main, PROJECTOR_DEVICE_VARIABLE, "-mmdev", "--mmproj-device")
+    if plan.launch.image_max_tokens:
+        line.required(str(plan.launch.image_max_tokens), "--image-max-tokens")
+
+
+def _stretch(line: _CommandLine, plan: Plan) -> None:
+    rope = plan.rope
+    if rope is not None:
+        line.required(rope.scaling.value, "--rope-scaling")
+        line.required(f"{rope.factor:g}", "--rope-scale")
+        line.required(str(rope.original_tokens), "--yarn-orig-ctx")
+
+
 def _place_layers(line: _CommandLine, capabilities: Capabilities, plan: Plan) -> None:
-    spellings = ("-ngl", "--gpu-layers", "--n-gpu-layers")
     if plan.on_card:
-        line.required(ALL_LAYERS, *spellings)
+        _name_cards(line, plan)
+        layers = plan.launch.layers
+        count = ALL_LAYERS if layers.layers_on_card is None else str(layers.layers_on_card)
+        line.required(count, *LAYER_SPELLINGS)
+        if layers.expert_layers_on_host:
+            line.required(str(layers.expert_layers_on_host), *EXPERT_SPELLINGS)
+        if layers.cache_on_host:
+            line.required_switch(*HOST_CACHE_SPELLINGS)
+        if layers.is_full:
+            _read_at_once(line)
         return
     # With no layers on the card a GPU build still computes large batches there: it takes "none" to keep it
     # off.
     line.optional("none", "--device", "-dev")
     if capabilities.backend is not Backend.CPU:
-        line.optional("0", *spellings)
+        line.optional("0", *LAYER_SPELLINGS)
+
+
+def _read_at_once(line: _CommandLine) -> None:
+    """Everything goes to the card: reading the file is faster than mapping it, and leaves no mapping behind."""
+    if not line.optional("none", "--load-mode", "-lm"):
+        line.optional_switch("--no-mmap")
+
+
+def _name_cards(line: _CommandLine, plan: Plan) -> None:
+    """On a machine with several cards, the ones the plan is for, and the layers of each."""
+    split = plan.split
+    if split is None:
+        return
+    line.required(",".join(split.devices), "--device", "-dev")
+    if len(split.devices) > 1:
+        line.required("layer", "-sm", "--split-mode")
+        line.optional(str(len(split.devices) - 1), "--main-gpu", "-mg")
+        line.required(",".join(map(str, split.shares)), "--tensor-split", "-ts")
 
 
 def _check_device(build: Build, capabilities: Capabilities, plan: Plan) -> None:
@@ -194,6 +375,16 @@ def _check_device(build: Build, capabilities: Capabilities, plan: Plan) -> None:
             "no device to compute on.",
             hint='Install a build for the card (CUDA or Vulkan), or set card = "cpu" in config.toml.',
             path=str(build.server),
+        )
+    missing = [] if plan.split is None else sorted({*plan.split.devices} - {*capabilities.devices})
+    if missing:
+        raise LlmError(
+            ErrorCode.ENGINE_UNUSABLE,
+            f"The model was planned for {', '.join(missing)}, and {build.server} (version {capabilities.version})"
+            f" sees {', '.join(capabilities.devices) or 'no device'}.",
+            hint="Plan it again: the cards of this machine, or its engine, have changed.",
+            path=str(build.server),
+            devices=missing,
         )
 
 
@@ -211,7 +402,7 @@ def _check_server(build: Build) -> None:
 
 def _checkpoint_text(path: Path) -> str:
     if not path.is_absolute():
-        raise ValueError(f"checkpoint_path must be absolute, not {path}")
+        raise ValueError(f"the path of a model must be absolute, not {path}")
     text = _utf8(path)
     if text is None:
         raise LlmError(

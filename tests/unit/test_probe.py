@@ -11,7 +11,6 @@ import pytest
 
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.probe import (
-    ProbeCache,
     describe_status,
     fingerprint,
     parse_devices,
@@ -19,6 +18,7 @@ from lllm3090d.engines.probe import (
     parse_version,
     probe,
 )
+from lllm3090d.engines.probe_cache import ProbeCache
 from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.engine import install_fake_engine, set_behaviour
 
@@ -296,7 +296,7 @@ def test_unknown_backend_is_not_kept(tmp_path: Path) -> None:
 
     broken.unlink()
     assert cache.get(build).backend is Backend.CPU
-    assert _calls(build) == 6
+    assert _calls(build) == 4  # what it says of itself is known
 
 
 def test_failure_is_not_kept(tmp_path: Path) -> None:
@@ -365,7 +365,14 @@ def test_fingerprint_covers_the_libraries(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "text"),
-    [(1, "exit status 1"), (-11, "SIGSEGV (a memory error)"), (-15, "SIGTERM"), (-99, "signal 99")],
+    [
+        (1, "exit status 1"),
+        (-11, "SIGSEGV (a memory error)"),
+        (-15, "SIGTERM"),
+        (-99, "signal 99"),
+        (134, "exit status 134, SIGABRT (the engine gave up by itself)"),
+        (200, "exit status 200"),
+    ],
 )
 def test_status_in_words(status: int, text: str) -> None:
     assert describe_status(status) == text
@@ -377,3 +384,24 @@ def test_behaviour_can_change_without_a_new_probe(tmp_path: Path) -> None:
     before = fingerprint(build)
     set_behaviour(tmp_path, hang=True)
     assert fingerprint(build) == before
+
+
+@pytest.mark.parametrize(("said", "expected"), [("yes", True), ("no", False), (None, None)])
+def test_what_the_driver_says_of_virtual_memory(
+    tmp_path: Path, said: str | None, expected: bool | None
+) -> None:
+    """It is said on stderr, before the list on stdout."""
+    remark = f"  Device 0: NVIDIA GeForce RTX 3090, compute capability 8.6, VMM: {said}\n" if said else ""
+    server = tmp_path / "llama-server"
+    server.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        "--version) echo 'version: 1 (abc)' ;;\n"
+        "--help) echo '-m,    --model FNAME                   path' ;;\n"
+        f"*) printf '%s' 'ggml_cuda_init: found 1 CUDA devices:\n{remark}' >&2\n"
+        "   printf 'Available devices:\\n  CUDA0: NVIDIA GeForce RTX 3090 (24124 MiB, 23000 MiB free)\\n' ;;\n"
+        "esac\n"
+    )
+    server.chmod(0o755)
+    found = probe(Build(server, (), "test", locked=False), inherited={"PATH": "/usr/bin:/bin"})
+    assert (found.backend, found.devices, found.virtual_memory) == (Backend.CUDA, ("CUDA0",), expected)

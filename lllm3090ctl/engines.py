@@ -1,0 +1,125 @@
+"""Engines as text for a person: the list of builds, one build with its options, a choice. Pure."""
+
+from __future__ import annotations
+
+from lllm3090ctl.documents import Document
+from lllm3090ctl.render import other_engines, problem_line
+from lllm3090ctl.text import Block, Column, Table, clean, pairs
+
+COLUMNS = (
+    Column("NAME"),
+    Column("VERSION"),
+    Column("RELEASE"),
+    Column("BACKEND"),
+    Column("USE"),
+    Column("SERVER"),
+)
+OPTION_COLUMNS = (Column("OPTION"), Column("VALUE"), Column("DEFAULT"), Column("ALLOWED"))
+LOCKED = "LLLM3090_LLAMA_DIR is set in the daemon's environment: it decides on the engine, and nothing can be chosen."
+
+
+def engines(listing: Document) -> list[Block]:
+    """What ``engine list`` shows: the builds, the choice, what runs with another one, and what is wrong."""
+    views = listing.children("engines")
+    blocks: list[Block] = [Table(COLUMNS, tuple(_row(view) for view in views))] if views else []
+    blocks += _situation(listing)
+    blocks += [
+        f"{clean(view.text('name'))}: {problem_line(problem)}"
+        for view in views
+        if (problem := _problem(view))
+    ]
+    return blocks
+
+
+def selected(listing: Document) -> list[Block]:
+    """What ``engine select`` shows."""
+    return _situation(listing)
+
+
+def details(view: Document) -> list[Block]:
+    """What ``engine show`` shows."""
+    engine = view.child("engine")
+    digest_problem = view.maybe_child("digest_problem")
+    rows = [
+        ("name", engine.text("name")),
+        ("use", _use(engine)),
+        ("server", engine.text("server")),
+        ("found by", engine.text("source")),
+        ("version", engine.maybe_text("version") or "unknown"),
+        ("release", _release(engine)),
+        ("compiled for", engine.maybe_text("gpu_architecture") or ""),
+        ("backend", engine.maybe_text("backend") or "unknown"),
+        ("devices", ", ".join(engine.texts("devices")) or "none"),
+        ("libraries", ", ".join(view.texts("library_path"))),
+        ("digest", view.maybe_text("digest") or ""),
+        ("dry runs", view.maybe_text("dry_run_program") if engine.truth("dry_run") else "no"),
+    ]
+    blocks: list[Block] = [pairs([(label, clean(value)) for label, value in rows if value])]
+    for problem in (_problem(engine), digest_problem):
+        if problem:
+            blocks.append(problem_line(problem))
+    options = view.children("options")
+    if options:
+        blocks += ["", Table(OPTION_COLUMNS, tuple(_option(option) for option in options))]
+    return blocks
+
+
+def _situation(listing: Document) -> list[Block]:
+    following = listing.maybe_text("next")
+    choice = listing.maybe_text("choice")
+    locked = listing.truth("locked")
+    blocks: list[Block] = []
+    if locked:
+        blocks.append(LOCKED)
+    elif listing.has("choice_problem"):
+        blocks.append(problem_line(listing.child("choice_problem")))
+    if following is None:
+        problem = listing.maybe_child("next_problem")
+        blocks.append(problem_line(problem) if problem else "No engine can be used.")
+    else:
+        how = "locked" if locked else "chosen" if choice == following else "automatic"
+        blocks.append(clean(f"The next start uses {following} ({how})."))
+    blocks += other_engines(listing.children("running"))
+    return blocks
+
+
+def _row(view: Document) -> tuple[str, ...]:
+    return tuple(
+        clean(cell)
+        for cell in (
+            view.text("name"),
+            view.maybe_text("version") or "-",
+            _release(view),
+            view.maybe_text("backend") or "unknown",
+            _use(view),
+            view.text("server"),
+        )
+    )
+
+
+def _release(view: Document) -> str:
+    tag = view.maybe_text("tag")
+    if tag is None:
+        return "-"
+    return f"{tag}, stale" if view.has("stale") and view.truth("stale") else tag
+
+
+def _use(view: Document) -> str:
+    if view.has("problem"):
+        return "unusable"
+    if view.truth("next"):
+        return "next"
+    return "offered" if view.truth("offered") else "not offered"
+
+
+def _option(option: Document) -> tuple[str, ...]:
+    return (
+        clean(", ".join(option.texts("names"))),
+        clean(option.maybe_text("value") or ""),
+        clean(option.maybe_text("default") or ""),
+        clean(", ".join(option.texts("allowed"))),
+    )
+
+
+def _problem(view: Document) -> Document | None:
+    return view.maybe_child("problem")

@@ -1,0 +1,107 @@
+"""The build that a person chose, in ``engine.json`` of the state directory: ``{"dir": NAME}``.
+
+The name is looked up in the list of builds that are offered and never used as a path. It lives in the state
+directory so that a new installation does not reset it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from lllm3090d.errors import ErrorCode, LlmError
+
+FILE_NAME = "engine.json"
+LARGEST_BYTES = 4096
+NAME_LIMIT = 255  # characters, as of a file name
+FORGET_HINT = "Choose anew: lllm3090ctl engine select NAME, or: lllm3090ctl engine select --automatic"
+
+
+def read_choice(state_dir: Path) -> str | None:
+    """The name that was chosen, None where nothing was; blocking.
+
+    Raises:
+        LlmError: ENGINE_CHOICE_IGNORED where there is a record that cannot be understood.
+    """
+    file = state_dir / FILE_NAME
+    try:
+        with file.open("rb") as record:
+            text = record.read(LARGEST_BYTES + 1)
+        if len(text) > LARGEST_BYTES:
+            raise ValueError(f"it is longer than {LARGEST_BYTES} bytes")
+        members = json.loads(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ignored(file, f"it cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ignored(file, f"it is damaged: {error}") from error
+    name = members.get("dir") if isinstance(members, dict) else None
+    if not isinstance(name, str) or not name or len(name) > NAME_LIMIT:
+        raise ignored(file, 'it is not of the form {"dir": NAME}')
+    return name
+
+
+def write_choice(state_dir: Path, name: str | None) -> None:
+    """Remember a choice, or forget it with None; blocking.
+
+    The record is replaced as a whole: whatever fails, the old one stays.
+
+    Raises:
+        LlmError: STATE_UNUSABLE where it cannot be written or removed.
+    """
+    file = state_dir / FILE_NAME
+    try:
+        if name is None:
+            file.unlink(missing_ok=True)
+        else:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(file, json.dumps({"dir": name}).encode() + b"\n")
+        _settle(state_dir)
+    except OSError as error:
+        done = "removed" if name is None else "written"
+        raise LlmError(
+            ErrorCode.STATE_UNUSABLE,
+            f"The choice of the engine, {file}, cannot be {done}: {error.strerror}. What was chosen before stays.",
+            hint="Make room on its disk or correct its permissions, then choose again.",
+            path=str(file),
+        ) from error
+
+
+def ignored(file: Path, why: str, **details: object) -> LlmError:
+    """A choice that counts for nothing, and why."""
+    return LlmError(
+        ErrorCode.ENGINE_CHOICE_IGNORED,
+        f"The choice of an engine in {file} is ignored: {why}.",
+        hint=FORGET_HINT,
+        path=str(file),
+        **details,
+    )
+
+
+def _replace(file: Path, content: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{FILE_NAME}.")
+    fresh = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as record:
+            record.write(content)
+            record.flush()
+            os.fsync(record.fileno())  # a full disk tells at the latest now
+        fresh.replace(file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _settle(directory: Path) -> None:
+    """Make a renamed or removed name last through a power cut, where the file system can do that."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,185 @@
+"""Answers of builds that were asked before, in memory and in SQLite, so that a restarted daemon asks nothing.
+
+What a build says of itself is valid while its files are the same; its list of devices also depends on the
+machine, so that one is asked anew after each boot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lllm3090d.engines.binaries import Stamp, fingerprint, has_gpu_library
+from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.probe import TIME_LIMIT_S, Texts, ask, ask_devices, capabilities_of
+from lllm3090d.errors import LlmError
+from lllm3090d.store import Store
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Variables by which drivers and backends hide or choose devices.
+DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "GGML_VK_VISIBLE_DEVICES",
+    "VK_DRIVER_FILES",
+    "VK_ICD_FILENAMES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ZE_AFFINITY_MASK",
+    "LD_LIBRARY_PATH",
+)
+# A build for a GPU that sees none may do so later, when a driver has been loaded.
+NO_DEVICE_RETRY_S = 60.0
+
+_SELECT_TEXTS = "SELECT body FROM engine_answers WHERE server = ? AND fingerprint = ?"
+_SELECT_DEVICES = (
+    "SELECT devices FROM engine_devices WHERE server = ? AND fingerprint = ? AND surroundings = ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is remembered of a build with these files."""
+
+    files: tuple[Stamp, ...]
+    texts: Texts
+    capabilities: Capabilities | None = None
+    until_s: float = float("inf")  # monotonic
+
+
+class ProbeCache:
+    """Remembers answers as long as the build's files are the same. Thread-safe.
+
+    A failure is not remembered, nor an unknown backend: the next call asks again.
+
+    Args:
+        time_limit_s: for each command.
+        store: gives the place where answers outlive the process; None for memory alone.
+    """
+
+    def __init__(
+        self, *, time_limit_s: float = TIME_LIMIT_S, store: Callable[[], Store] | None = None
+    ) -> None:
+        self._time_limit_s = time_limit_s
+        self._store = store
+        self._lock = threading.Lock()
+        self._known: dict[Path, _Known] = {}
+        # The last failure, and when it was found: for those who waited for that very probe.
+        self._failed: tuple[tuple[Stamp, ...], float, LlmError] | None = None
+
+    def get(self, build: Build) -> Capabilities:
+        """The capabilities of the build; simultaneous callers share one probe. Raises as ``probe``."""
+        asked_s = time.monotonic()
+        with self._lock:
+            files = fingerprint(build)
+            known = self._known.get(build.server)
+            if known is not None and known.files != files:
+                known = None
+            if known is not None and known.capabilities is not None and asked_s < known.until_s:
+                return known.capabilities
+            if self._failed is not None and self._failed[0] == files and self._failed[1] >= asked_s:
+                raise self._failed[2]
+            try:
+                return self._look(build, files, known.texts if known else None)
+            except LlmError as error:
+                self._failed = (files, time.monotonic(), error)
+                raise
+
+    def _look(self, build: Build, files: tuple[Stamp, ...], texts: Texts | None) -> Capabilities:
+        """From the store what it has, the rest from the build."""
+        key, around = _digest(files), surroundings(os.environ)
+        texts = texts or self._stored_texts(build, key)
+        devices = self._stored_devices(build, key, around) if texts else None
+        fresh_texts, fresh_devices = texts is None, devices is None
+        if texts is None:
+            texts, devices = ask(build, time_limit_s=self._time_limit_s)
+        elif devices is None:
+            devices = ask_devices(build, time_limit_s=self._time_limit_s)
+        found = capabilities_of(build, texts, devices)
+        if (fresh_texts or fresh_devices) and fingerprint(build) != files:
+            # Exchanged while it was asked: the answer may be of either build, so it is not kept.
+            self._known.pop(build.server, None)
+            return found
+        is_sure = found.backend is not Backend.UNKNOWN
+        may_change = found.backend is Backend.CPU and has_gpu_library(build)
+        until_s = time.monotonic() + NO_DEVICE_RETRY_S if may_change else float("inf")
+        self._known[build.server] = _Known(files, texts, found if is_sure else None, until_s)
+        self._write(build, key, texts if fresh_texts else None)
+        if fresh_devices and devices is not None and is_sure and not may_change:
+            self._write_devices(build, key, around, devices)
+        return found
+
+    def _stored_texts(self, build: Build, key: str) -> Texts | None:
+        rows = self._store().rows(_SELECT_TEXTS, (_path(build), key)) if self._store else []
+        return unpack(rows[0][0]) if rows else None
+
+    def _stored_devices(self, build: Build, key: str, around: str) -> str | None:
+        rows = self._store().rows(_SELECT_DEVICES, (_path(build), key, around)) if self._store else []
+        return str(rows[0][0]) if rows else None
+
+    def _write(self, build: Build, key: str, texts: Texts | None) -> None:
+        if self._store is None or texts is None:
+            return
+        row = (_path(build), key, pack(texts))
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO engine_answers VALUES (?, ?, ?)", row)
+            connection.execute("DELETE FROM engine_devices WHERE server = ?", (row[0],))
+
+        self._store().change(write)
+
+    def _write_devices(self, build: Build, key: str, around: str, devices: str) -> None:
+        if self._store is None:
+            return
+        row = (_path(build), key, around, devices)
+        statement = "INSERT OR REPLACE INTO engine_devices VALUES (?, ?, ?, ?)"
+        self._store().change(lambda connection: connection.execute(statement, row))
+
+
+def surroundings(environment: Mapping[str, str]) -> str:
+    """Digest of what a list of devices depends on beside the build: this boot, and variables that hide devices."""
+    try:
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = str(os.getpid())  # cannot be told apart, so the list is good for this daemon alone
+    values = [boot, *(environment.get(name, "") for name in DEVICE_VARIABLES)]
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def pack(texts: Texts) -> bytes:
+    """The answers as they are stored."""
+    program = texts.dry_run_program
+    values = [
+        texts.version,
+        texts.usage,
+        os.fsencode(program).hex() if program else None,
+        texts.dry_run_usage,
+    ]
+    return zlib.compress(json.dumps(values).encode())
+
+
+def unpack(body: bytes) -> Texts | None:
+    """What :func:`pack` made; None for anything else, which is then asked again."""
+    try:
+        version, usage, program, dry_run_usage = json.loads(zlib.decompress(body))
+        path = Path(os.fsdecode(bytes.fromhex(program))) if program else None
+    except (zlib.error, ValueError, TypeError):
+        return None
+    return Texts(str(version), str(usage), path, str(dry_run_usage))
+
+
+def _path(build: Build) -> bytes:
+    return os.fsencode(build.server)
+
+
+def _digest(files: tuple[Stamp, ...]) -> str:
+    return hashlib.blake2b(repr(files).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
