@@ -1,22 +1,51 @@
-"""The planner: the largest useful context that fits, and its quote."""
+"""The planner: the largest useful context that fits, and its quote. Pure.
+
+What was asked for is honoured exactly or refused. What was left open is decided in a fixed order, so that the same
+inputs give the same plan: type of the cache, drafting, place of the projector, placement, slots, window. Everything
+is found by the quote itself (:mod:`lllm3090d.planning.search`); there is no second formula.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
-from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import CardKind
-from lllm3090d.planning import cache
+from lllm3090d.planning import cache, checks, offload, refusal
 from lllm3090d.planning.cache import CacheType
-from lllm3090d.planning.quote import Launch, Place, PlanPolicy, Quote, price
-from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_ceil, round_up
+from lllm3090d.planning.cache_types import resolve_cache_types
+from lllm3090d.planning.drafting import draft_context
+from lllm3090d.planning.launch import Draft, Drafter, Launch, PlanPolicy, SpecType
+from lllm3090d.planning.placement import EVERYTHING, Placement
+from lllm3090d.planning.projector_place import ProjectorTrial, belongs_on_host
+from lllm3090d.planning.quote import Quote
+from lllm3090d.planning.request import (
+    Drafting,
+    Features,
+    Offload,
+    PlanRequest,
+    ProjectorPlace,
+    Room,
+    SlotPolicy,
+    TierRoom,
+)
+from lllm3090d.planning.search import Variant
+from lllm3090d.planning.several_cards import on_fewest_cards
+from lllm3090d.planning.slots import DEFAULT_PARALLEL, SlotPlan, automatic_slots
+from lllm3090d.planning.split import DeviceSplit
+from lllm3090d.planning.stretch import Stretch, stretch
+from lllm3090d.planning.tier import Tier
+from lllm3090d.planning.tiering import tier_of, tiered
+from lllm3090d.planning.units import PAGE_TOKENS, round_up
+from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
 
-__all__ = ["CacheType", "CappedBy", "Plan", "PlanPolicy", "PlanRequest", "plan"]
+# Least window for which drafting is automatic: the smallest in which an agent can work, in whole pages.
+LEAST_DRAFTED_WINDOW_TOKENS = round_up(AGENT_PROMPT_FLOOR_TOKENS + 1, PAGE_TOKENS)
+
+__all__ = ["CacheType", "CappedBy", "Features", "Plan", "PlanPolicy", "PlanRequest", "Room", "plan"]
 
 
 class CappedBy(enum.StrEnum):
@@ -28,87 +57,52 @@ class CappedBy(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What a person asked for; None leaves the choice to the planner.
-
-    Attributes:
-        context_tokens: total context of all slots (``-c``).
-        parallel: slots.
-        cache_type_k, cache_type_v: type of the cache.
-    """
-
-    context_tokens: int | None = None
-    parallel: int | None = None
-    cache_type_k: CacheType | None = None
-    cache_type_v: CacheType | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """How to launch a checkpoint, and what it costs.
 
     Attributes:
-        context_tokens: total context, a multiple of parallel (``-c``).
-        parallel: slots (``--parallel``).
+        launch: all values that have a price; the same ones reach the command line.
         window_tokens: what one slot can hold.
-        cache_type_k, cache_type_v: type of the cache.
-        batch_tokens, micro_batch_tokens: ``-b`` and ``-ub``.
-        on_card: all layers on a real card (``-ngl`` all); False for backend cpu.
-        context_checkpoints: ``--ctx-checkpoints``.
-        prompt_cache_mib: ``--cache-ram``.
+        on_card: the engine may use the card; False for backend cpu.
         capped_by: why the window is not larger.
         quote: the price.
+        with_projector: the model's projector is loaded.
+        rope: how positions are stretched; None where they are not.
+        tier: how the cache is divided between card and host; None where it is not.
+        split: the cards of a machine with several that it is for, and what each takes; None where there is one.
+        notes: what was decided against the usual, and why; for a person.
     """
 
-    context_tokens: int
-    parallel: int
+    launch: Launch
     window_tokens: int
-    cache_type_k: CacheType
-    cache_type_v: CacheType
-    batch_tokens: int
-    micro_batch_tokens: int
     on_card: bool
-    context_checkpoints: int
-    prompt_cache_mib: int
     capped_by: CappedBy
     quote: Quote
+    with_projector: bool = False
+    rope: Stretch | None = None
+    tier: Tier | None = None
+    split: DeviceSplit | None = None
+    notes: tuple[str, ...] = ()
 
+    @property
+    def context_tokens(self) -> int:
+        """Total context of all slots (``-c``)."""
+        return self.launch.context_tokens
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """Everything about a plan but its size, and the memory it must fit into."""
+    @property
+    def parallel(self) -> int:
+        """Slots (``--parallel``)."""
+        return self.launch.parallel
 
-    facts: CheckpointFacts
-    template: Launch
-    policy: PlanPolicy
-    backend: Backend
-    grantable_bytes: int
+    @property
+    def cache_type_k(self) -> CacheType:
+        """Type of K of the cache."""
+        return self.launch.cache_type_k
 
-    def launch(self, window_tokens: int, parallel: int) -> Launch:
-        """A launch whose context is already what the engine will make of it."""
-        stream = round_up(window_tokens, cache.CELL_PADDING_TOKENS)
-        return replace(self.template, context_tokens=stream * parallel, parallel=parallel)
-
-    def price(self, launch: Launch) -> Quote:
-        return price(self.facts, launch, self.backend, self.policy)
-
-    def need_bytes(self, launch: Launch) -> int:
-        return self.price(launch).total_bytes(Place.CARD)
-
-    def fits(self, launch: Launch) -> bool:
-        return self.need_bytes(launch) <= self.grantable_bytes
-
-    def largest_window(self, parallel: int) -> int | None:
-        """The largest window of so many slots that fits, in whole pages or all that was trained; else None.
-
-        The price never falls as the window grows, so bisection finds it.
-        """
-        trained = self.facts.trained_context_tokens
-        pages = _last_true(
-            -(-trained // PAGE_TOKENS),
-            lambda n: self.fits(self.launch(min(n * PAGE_TOKENS, trained), parallel)),
-        )
-        return min(pages * PAGE_TOKENS, trained) if pages else None
+    @property
+    def cache_type_v(self) -> CacheType:
+        """Type of V of the cache."""
+        return self.launch.cache_type_v
 
 
 def plan(
@@ -116,11 +110,13 @@ def plan(
     request: PlanRequest,
     policy: PlanPolicy,
     *,
-    backend: Backend,
+    features: Features,
     card_kind: CardKind,
-    grantable_bytes: int,
+    room: Room,
+    projector: ProjectorFacts | None = None,
+    drafter: Drafter | None = None,
 ) -> Plan:
-    """Plan a launch: what was asked for exactly, and the largest window that fits for what was left open.
+    """Plan a launch: what was asked for exactly, and the best that fits for what was left open.
 
     The context of the plan is what the engine will report: a request is padded up to whole cache cells, 256
     for each slot, never down.
@@ -129,240 +125,336 @@ def plan(
         facts: the checkpoint.
         request: what a person asked for.
         policy: what the settings decide.
-        backend: what the engine computes on.
+        features: what the engine build computes on and offers.
         card_kind: whose memory is managed. With CPU the engine must be kept off any card.
-        grantable_bytes: what that memory can give now.
+        room: what that memory, and the host's beside it, can give now.
+        projector: of the model; None without.
+        drafter: in a file of its own; None without.
 
     Raises:
         LlmError: INSUFFICIENT_MEMORY with the arithmetic and remedies; INVALID_REQUEST for numbers below 1;
-            UNSUPPORTED_COMBINATION for sizes or cache types the engine or the model cannot serve;
-            ENGINE_UNUSABLE for an engine that cannot use the card.
+            UNSUPPORTED_COMBINATION for what the engine, the model or both cannot serve; ENGINE_UNUSABLE for an
+            engine that cannot use the card.
     """
-    _check_engine(backend, card_kind)
-    parallel = 1 if request.parallel is None else request.parallel
-    _check_positive("parallel", parallel)
-    type_k = request.cache_type_k or policy.cache_type
-    type_v = request.cache_type_v or policy.cache_type
-    cache.check_cache_types(facts, type_k, type_v)
-    search = _Search(
-        facts=facts,
-        template=Launch(
-            context_tokens=0,  # replaced by every launch of the search
-            parallel=parallel,
-            cache_type_k=type_k,
-            cache_type_v=type_v,
-            batch_tokens=policy.batch_tokens,
-            micro_batch_tokens=policy.micro_batch_tokens,
-            context_checkpoints=policy.context_checkpoints,
-            prompt_cache_mib=policy.prompt_cache_mib,
-        ),
-        policy=policy,
-        backend=Backend.CPU if card_kind is CardKind.CPU else backend,
-        grantable_bytes=max(0, grantable_bytes),
-    )
-    if request.context_tokens is None:
-        window = search.largest_window(parallel)
-        if window is None:
-            raise _too_large(search, search.launch(_least_window(facts), parallel), card_kind)
-        capped_by = CappedBy.MODEL if window == facts.trained_context_tokens else CappedBy.MEMORY
-        launch = search.launch(window, parallel)
-    else:
-        _check_context(facts, request.context_tokens, parallel)
-        asked = replace(search.template, context_tokens=request.context_tokens)
-        launch = replace(asked, context_tokens=asked.shape(facts).context_tokens)
-        if not search.fits(launch):
-            raise _too_large(search, launch, card_kind)
-        capped_by = CappedBy.REQUEST
-    return Plan(
-        context_tokens=launch.context_tokens,
-        parallel=parallel,
-        window_tokens=launch.shape(facts).window_tokens,
-        cache_type_k=type_k,
-        cache_type_v=type_v,
-        batch_tokens=launch.batch_tokens,
-        micro_batch_tokens=launch.micro_batch_tokens,
-        on_card=card_kind is not CardKind.CPU,
-        context_checkpoints=launch.context_checkpoints,
-        prompt_cache_mib=launch.prompt_cache_mib,
-        capped_by=capped_by,
-        quote=search.price(launch),
-    )
+    return Planner(facts, request, policy, features, card_kind, room, projector, drafter).plan()
 
 
-def _last_true(last: int, holds: Callable[[int], bool]) -> int:
-    """The greatest of 1 .. last for which a predicate that turns false once holds; 0 where it never does."""
-    low, high = 0, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """One question to the planner; see :func:`plan` for the fields."""
+
+    facts: CheckpointFacts
+    request: PlanRequest
+    policy: PlanPolicy
+    features: Features
+    card_kind: CardKind
+    room: Room
+    projector: ProjectorFacts | None
+    drafter: Drafter | None = None
+
+    def plan(self) -> Plan:
+        """The plan; see :func:`plan`."""
+        checks.check_request(
+            self.facts,
+            self.request,
+            self.features,
+            self.card_kind,
+            projector=self.projector,
+            drafter=self.drafter,
+        )
+        if len(self.room.cards) < 2 or not self._on_card:  # one is like none
+            return self._planned()
+        return on_fewest_cards(
+            self.room,
+            self.request,
+            lambda room, request: replace(self, room=room, request=request)._planned(),
+            self._is_enough,
+        )
+
+    def _is_enough(self, made: Plan) -> bool:
+        """More cards would be of no use."""
+        mixture = bool(self.facts.expert_count)
+        useful = offload.USEFUL_MIXTURE_TOKENS if mixture else offload.USEFUL_DENSE_TOKENS
+        return made.capped_by is not CappedBy.MEMORY or made.window_tokens >= useful
+
+    def _planned(self) -> Plan:
+        """The plan for this room, and so for all of its cards."""
+        notes: list[str] = []
+        stretched = self._stretch()
+        variant = self._drafting(self._base(stretched, notes), notes)
+        variant = self._projecting(variant, notes)
+        if self.request.tiered and self.features.tier is not None:
+            variant, launch = self._with_tier(variant, self.features.tier, notes)
+            asked = self.request.context_tokens is not None
+            capped_by = CappedBy.REQUEST if asked else CappedBy.MODEL
+        elif self.request.context_tokens is not None:
+            variant, launch = self._of_that_size(variant, self.request.context_tokens, notes)
+            capped_by = CappedBy.REQUEST
         else:
-            high = middle - 1
-    return low
-
-
-def _least_window(facts: CheckpointFacts) -> int:
-    return min(PAGE_TOKENS, facts.trained_context_tokens)
-
-
-def _check_engine(backend: Backend, card_kind: CardKind) -> None:
-    if backend is Backend.CPU and card_kind is not CardKind.CPU:
-        raise LlmError(
-            ErrorCode.ENGINE_UNUSABLE,
-            "This llama-server computes on the CPU only and cannot use the card.",
-            hint='Use a llama-server built for CUDA or Vulkan, or set card = "cpu" for host memory.',
-            backend=str(backend),
-            card_kind=str(card_kind),
+            variant, launch = self._as_large_as_fits(variant, notes)
+            whole = launch.shape(self.facts).stream_cells >= variant.limit_tokens
+            capped_by = CappedBy.MODEL if whole else CappedBy.MEMORY
+        stream = launch.shape(self.facts).stream_cells
+        return Plan(
+            launch=launch,
+            window_tokens=min(stream, variant.limit_tokens),
+            on_card=self.card_kind is not CardKind.CPU,
+            capped_by=capped_by,
+            quote=variant.price(launch),
+            with_projector=variant.projector is not None,
+            rope=stretched,
+            tier=None if self.features.tier is None else tier_of(launch, variant, self.features.tier.offer),
+            split=variant.split(launch),
+            notes=tuple(notes),
         )
 
+    # --- what is decided before the size -------------------------------------------------------------------------
 
-def _check_positive(field: str, value: int) -> None:
-    if value < 1:
-        raise LlmError(
-            ErrorCode.INVALID_REQUEST,
-            f"{field} must be at least 1, not {value}.",
-            hint=f"Leave {field} out to let the planner choose.",
-            **{field: value},
+    def _base(self, stretched: Stretch | None, notes: list[str]) -> Variant:
+        """Everything resident, without drafting and projector."""
+        request, policy = self.request, self.policy
+        micro_batch = request.micro_batch_tokens or policy.micro_batch_tokens
+        type_k, type_v = self._cache_types(notes)
+        return Variant(
+            facts=self.facts,
+            template=Launch(
+                context_tokens=0,  # replaced by every launch of the search
+                parallel=request.parallel or 1,
+                cache_type_k=type_k,
+                cache_type_v=type_v,
+                batch_tokens=max(request.batch_tokens or policy.batch_tokens, micro_batch),
+                micro_batch_tokens=micro_batch,
+                context_checkpoints=policy.context_checkpoints,
+                prompt_cache_mib=policy.prompt_cache_mib,
+                checkpoint_min_step_tokens=policy.checkpoint_min_step_tokens,
+                unified=request.unified,
+                swa_full=request.swa_full,
+                layers=self._given_placement(),
+            ),
+            policy=policy,
+            backend=Backend.CPU if self.card_kind is CardKind.CPU else self.features.backend,
+            room=Room(max(0, self.room.card), self.room.host, self.room.cards if self._on_card else ()),
+            limit_tokens=stretched.window_tokens if stretched else self.facts.trained_context_tokens,
         )
 
+    def _cache_types(self, notes: list[str]) -> tuple[CacheType, CacheType]:
+        """As asked; one side alone is mirrored; the setting's type only where the model can have it."""
+        request = self.request
+        types = resolve_cache_types(request.cache_type_k, request.cache_type_v, self.policy.cache_type)
+        try:
+            cache.check_cache_types(self.facts, *types)
+        except LlmError as error:
+            if request.cache_type_k or request.cache_type_v:
+                raise
+            notes.append(f"cache type {CacheType.F16} instead of {types[0]}: {error.message}")
+            return CacheType.F16, CacheType.F16
+        return types
 
-def _check_context(facts: CheckpointFacts, context_tokens: int, parallel: int) -> None:
-    _check_positive("context_tokens", context_tokens)
-    trained, least, share = facts.trained_context_tokens, _least_window(facts), context_tokens // parallel
-    if share > trained:
-        slots = -(-context_tokens // trained)
-        raise LlmError(
-            ErrorCode.UNSUPPORTED_COMBINATION,
-            f"{context_tokens} tokens of context in {_slots(parallel)} are {share} in each;"
-            f" the model was trained for {trained}.",
-            hint=f"Ask for at most {trained * parallel} tokens, or for {slots} slots.",
-            context_tokens=context_tokens,
-            parallel=parallel,
-            trained_context_tokens=trained,
-            largest_context_tokens=trained * parallel,
+    def _given_placement(self) -> Placement:
+        request = self.request
+        if not request.places_by_hand:
+            return EVERYTHING
+        blocks = len(self.facts.layers) + 1
+        layers = (
+            request.gpu_layers if request.gpu_layers is not None and request.gpu_layers < blocks else None
         )
-    if share < least:
-        slots = context_tokens // least
-        fewer = f", or for {_slots(slots)} at most" if slots else ""
-        raise LlmError(
-            ErrorCode.UNSUPPORTED_COMBINATION,
-            f"{context_tokens} tokens of context in {_slots(parallel)} are {share} in each;"
-            f" a slot needs {least} at least.",
-            hint=f"Ask for at least {least * parallel} tokens{fewer}.",
-            context_tokens=context_tokens,
-            parallel=parallel,
-            smallest_context_tokens=least * parallel,
+        return Placement(
+            layers_on_card=layers,
+            expert_layers_on_host=request.cpu_experts or 0,
+            cache_on_host=request.cache_on_host,
         )
 
+    def _stretch(self) -> Stretch | None:
+        """How positions are stretched, where that was asked for and the window needs it."""
+        request = self.request
+        if request.rope_scaling is None:
+            return None
+        share = None if request.context_tokens is None else request.context_tokens // self._slots_asked()
+        return stretch(self.facts, request.rope_scaling, share)
 
-def _slots(count: int) -> str:
-    return "1 slot" if count == 1 else f"{count} slots"
+    def _drafting(self, variant: Variant, notes: list[str]) -> Variant:
+        """With a draft where it was asked for, or is open, offered and fits."""
+        choice = self.request.drafting or self.policy.drafting
+        automatic = choice is Drafting.AUTO
+        template = None
+        if choice is Drafting.ON or (automatic and self._on_card):
+            template = self._drafted(variant.template, automatic=automatic)
+        if template is None:
+            return variant
+        types = dict.fromkeys((variant.template.cache_type_k, CacheType.F16))
+        with_draft = replace(variant.changed(template=template), draft_types=tuple(types))
+        why = self._why_without_draft(with_draft, variant) if automatic else None
+        if why is None:
+            return with_draft
+        notes.append(f"without drafting: with it {why}")
+        return variant
 
+    def _drafted(self, template: Launch, *, automatic: bool) -> Launch | None:
+        """The launch with the model's own blocks, else with a file beside it; None where neither can draft.
 
-def _too_large(search: _Search, launch: Launch, card_kind: CardKind) -> LlmError:
-    """The refusal: the arithmetic, and the cheapest changes that would fit."""
-    facts, quote = search.facts, search.price(launch)
-    needed = quote.total_bytes(Place.CARD)
-    smallest = search.need_bytes(search.launch(_least_window(facts), launch.parallel))
-    remedies, details = _remedies(search, launch)
-    where = "host memory" if card_kind is CardKind.CPU else "the card"
-    needed_mib, grantable_mib = mib_ceil(needed), search.grantable_bytes // MIB
-    return LlmError(
-        ErrorCode.INSUFFICIENT_MEMORY,
-        f"{facts.title or facts.architecture} with {launch.context_tokens} tokens of context in"
-        f" {_slots(launch.parallel)} needs {needed_mib} MiB ({_sum_in_mib(quote)});"
-        f" {where} can give {grantable_mib} MiB now, so {needed_mib - grantable_mib} MiB are missing.",
-        hint=" ".join(remedies),
-        items=[
-            {
-                "name": item.name,
-                "place": str(item.place),
-                "bytes": item.bytes,
-                "evidence": str(item.evidence),
-                "formula": item.formula,
-            }
-            for item in quote.items
-        ],
-        context_tokens=launch.context_tokens,
-        parallel=launch.parallel,
-        cache_type_k=str(launch.cache_type_k),
-        cache_type_v=str(launch.cache_type_v),
-        needed_bytes=needed,
-        grantable_bytes=search.grantable_bytes,
-        missing_bytes=needed - search.grantable_bytes,
-        smallest_bytes=smallest,
-        **details,
-    )
+        Of files only blocks for multi-token prediction are automatic: other drafters can cost more than they give
+        (published for DFlash: faster in a short test, far slower in long use), so somebody has to ask.
+        """
+        tokens = self.request.draft_tokens or self.policy.draft_tokens
+        if self.facts.has_mtp and self.features.drafts_itself:
+            return replace(template, draft=Draft(tokens))
+        drafter = self.drafter
+        if drafter is None or drafter.spec_type not in self.features.drafts_from:
+            return None
+        if automatic and drafter.spec_type is not SpecType.MTP:
+            return None
+        made = replace(template, draft=Draft(tokens, spec_type=drafter.spec_type), drafter=drafter.facts)
+        if automatic:
+            least = replace(made, context_tokens=PAGE_TOKENS)
+            try:
+                draft_context(self.facts, least, least.shape(self.facts))
+            except LlmError:
+                return None  # made for another model: it is not asked for, so nothing is refused
+        return made
 
+    def _why_without_draft(self, with_draft: Variant, without: Variant) -> str | None:
+        """What drafting would cost that comes before it: a plan at all, or a window in which an agent can work.
 
-def _sum_in_mib(quote: Quote) -> str:
-    """The items on the card in MiB, rounded so that they add up to the rounded total."""
-    parts: list[str] = []
-    so_far = 0
-    for item in quote.items:
-        if item.place is Place.CARD:
-            shown = mib_ceil(so_far + item.bytes) - mib_ceil(so_far)
-            so_far += item.bytes
-            if shown:
-                parts.append(f"{item.name} {shown}")
-    return " + ".join(parts)
+        Beyond that window drafting comes first: it makes every answer faster, and a longer window only the longest.
+        """
+        slots, enough = self._slots_asked(), min(with_draft.limit_tokens, LEAST_DRAFTED_WINDOW_TOKENS)
+        if self.request.context_tokens is None and not self.request.tiered:
+            if with_draft.fits(with_draft.launch(enough, slots)):
+                return None
+            if without.fits(without.launch(without.least_window(), slots)):
+                return f"no window of {enough} tokens would fit"
+        lost = not self._is_possible(with_draft) and self._is_possible(without)
+        return "nothing would fit" if lost else None
 
+    def _projecting(self, variant: Variant, notes: list[str]) -> Variant:
+        """With the projector, on the card unless that costs too much of the window."""
+        choice = self.request.projector or self.policy.projector
+        if self.projector is None or choice is ProjectorPlace.OFF:
+            return variant
+        if not self.features.projects:
+            notes.append("without the projector: this engine takes none")
+            return variant
+        on_card = variant.changed(
+            projector=self.projector,
+            template=replace(
+                variant.template, projector_on_card=True, image_max_tokens=self.policy.image_max_tokens
+            ),
+        )
+        on_host = on_card.changed(template=replace(on_card.template, projector_on_card=False))
+        if choice is ProjectorPlace.HOST and self._on_card:
+            return on_host
+        why = (
+            self._why_on_host(on_card, on_host) if choice is ProjectorPlace.AUTO and self._on_card else None
+        )
+        if why is None:
+            return on_card
+        notes.append(f"projector in host memory: on the card {why}")
+        return on_host
 
-def _remedies(search: _Search, launch: Launch) -> tuple[list[str], dict[str, Any]]:
-    """Sentences for a person and figures for a program; a figure is None where nothing fits."""
-    sentences: list[str] = []
-    details: dict[str, Any] = {"largest_context_tokens": None, "largest_parallel": None}
-    window = search.largest_window(launch.parallel)
-    if window is not None:
-        largest = search.launch(window, launch.parallel).context_tokens
-        details["largest_context_tokens"] = largest
-        sentences.append(f"{largest} tokens of context would fit in {_slots(launch.parallel)}.")
-    else:
-        least = _least_window(search.facts)
-        fewer = (n for n in range(launch.parallel - 1, 0, -1) if search.fits(search.launch(least, n)))
-        slots = next(fewer, None)
-        if slots is not None:
-            details["largest_parallel"] = slots
-            sentences.append(f"{_slots(slots)} would fit.")
-    if _q8_0_is_smaller(launch):
-        _add_q8_0(search, launch, window, sentences, details)
-    if search.backend is Backend.CPU and search.fits(replace(launch, prompt_cache_mib=0)):
-        details["fits_without_prompt_cache"] = True
-        sentences.append("Without a prompt cache (setting prompt_cache_mib = 0) it would fit as asked.")
-    if not sentences:
-        sentences.append(_nothing_fits(search))
-    return sentences, details
+    def _why_on_host(self, on_card: Variant, on_host: Variant) -> str | None:
+        """What the projector on the card would cost; None where that is bearable."""
+        slots, context = self._slots_asked(), self.request.context_tokens
+        if context is not None:
+            fits = on_card.fits(on_card.with_context(context, slots))
+            return None if fits else "it would not fit"
+        near, far = (each.largest_window(slots) or 0 for each in (on_card, on_host))
+        if far and not belongs_on_host(ProjectorTrial(0, 0, near), ProjectorTrial(0, 0, far)):
+            return None
+        return f"it would cost {far - near} tokens of the window" if near else "nothing would fit"
 
+    # --- size -----------------------------------------------------------------------------------------------------
 
-def _q8_0_is_smaller(launch: Launch) -> bool:
-    types = (launch.cache_type_k, launch.cache_type_v)
-    return all(cache_type.row_bytes(32) >= CacheType.Q8_0.row_bytes(32) for cache_type in types) and any(
-        cache_type is not CacheType.Q8_0 for cache_type in types
-    )
+    def _of_that_size(self, variant: Variant, context: int, notes: list[str]) -> tuple[Variant, Launch]:
+        """Exactly the context that was asked for; of slots that nobody gave, two where they fit."""
+        given = self.request.parallel
+        # Positions are stretched for a window of that size, so it is that of one slot.
+        several = context >= DEFAULT_PARALLEL * PAGE_TOKENS and not self._is_stretched(variant)
+        usual = DEFAULT_PARALLEL if several else 1
+        for slots in (given,) if given is not None else dict.fromkeys((usual, 1)):
+            checks.check_context(context, slots, variant.limit_tokens, self.facts)
+            launch = variant.with_context(context, slots)
+            if variant.fits(launch):
+                if given is None and slots > 1:
+                    notes.append(f"{slots} slots, as no number was asked for")
+                return variant, launch
+            offloaded = self._offloaded(variant, -(-context // slots), slots)
+            if offloaded is not None:
+                notes.append("a part of the model in host memory")
+                return offloaded, offloaded.with_context(context, slots)
+        raise self._too_large(variant, launch)
 
+    def _with_tier(self, variant: Variant, room: TierRoom, notes: list[str]) -> tuple[Variant, Launch]:
+        """The context that was asked for, or all there can be, with a part of it in host memory where it must."""
+        slots = self._slots_asked()
+        context = self.request.context_tokens or variant.limit_tokens * slots
+        checks.check_context(context, slots, variant.limit_tokens, self.facts)
+        found, launch, way = tiered(variant, room, context, slots)
+        if launch.line_tokens:
+            notes += way.reasons
+        else:
+            notes.append("no tier: the whole cache fits on the card")
+        return found, launch
 
-def _add_q8_0(
-    search: _Search, launch: Launch, window: int | None, sentences: list[str], details: dict[str, Any]
-) -> None:
-    """Say what a q8_0 cache would change, where the model can have one and it changes something."""
-    q8_0 = replace(search.template, cache_type_k=CacheType.Q8_0, cache_type_v=CacheType.Q8_0)
-    try:
-        cache.check_cache_types(search.facts, q8_0.cache_type_k, q8_0.cache_type_v)
-    except LlmError:
-        return  # no remedy: this model cannot have such a cache
-    smaller = replace(search, template=q8_0)
-    if smaller.fits(replace(q8_0, context_tokens=launch.context_tokens)):
-        details["fits_with_q8_0"] = True
-        sentences.append(f"With cache type {CacheType.Q8_0} it would fit as asked.")
-        return
-    details["fits_with_q8_0"] = False
-    largest = smaller.largest_window(launch.parallel)
-    if largest is not None and largest > (window or 0):
-        tokens = smaller.launch(largest, launch.parallel).context_tokens
-        details["largest_context_tokens_with_q8_0"] = tokens
-        sentences.append(f"With cache type {CacheType.Q8_0}, {tokens} tokens would fit.")
+    def _as_large_as_fits(self, variant: Variant, notes: list[str]) -> tuple[Variant, Launch]:
+        given = self.request.parallel
+        if given is not None:
+            window, slots = variant.largest_window(given), given
+        else:
+            policy = self.request.slot_policy or self.policy.slot_policy
+            chosen = self._slots(policy, variant)
+            window, slots = chosen.window_tokens or None, chosen.slots or 1
+        resident = variant.largest_window(given or 1)
+        useful = offload.useful_window(variant)
+        # Where nothing fits otherwise, a window that is not useful is better than none.
+        targets = (useful,) if resident is not None else (useful, variant.least_window())
+        for target in targets if (resident or 0) < useful else ():
+            offloaded = self._offloaded(variant, target, given or 1)
+            if offloaded is not None:
+                notes.append(f"a part of the model in host memory, for a window of {target} tokens")
+                return offloaded, offloaded.launch(target, given or 1)
+        if window is None:
+            raise self._too_large(variant, variant.launch(variant.least_window(), slots))
+        return variant, variant.launch(window, slots)
 
+    @staticmethod
+    def _slots(policy: SlotPolicy, variant: Variant) -> SlotPlan:
+        limit = variant.limit_tokens
+        return automatic_slots(
+            policy,
+            lambda n: variant.largest_window(n) or 0,
+            limit,
+            holds_limit=lambda n: variant.fits(variant.launch(limit, n)),
+        )
 
-def _nothing_fits(search: _Search) -> str:
-    least = mib_ceil(search.need_bytes(search.launch(_least_window(search.facts), 1)))
-    return f"Even the smallest launch needs {least} MiB: choose a smaller model."
+    def _offloaded(self, variant: Variant, window: int, slots: int) -> Variant | None:
+        allowed = (self.request.offload or self.policy.offload) is Offload.ALLOWED
+        if not allowed or not self._on_card or self.request.places_by_hand:
+            return None
+        return offload.least_offload(variant, window, slots, self.request.micro_batch_tokens)
+
+    def _too_large(self, variant: Variant, launch: Launch) -> LlmError:
+        by_hand = self.request.places_by_hand
+        return refusal.too_large(variant, launch, self.card_kind, may_offload=not by_hand)
+
+    # --- small answers ----------------------------------------------------------------------------------------------
+
+    @property
+    def _on_card(self) -> bool:
+        return self.card_kind is not CardKind.CPU
+
+    def _is_stretched(self, variant: Variant) -> bool:
+        return variant.limit_tokens > self.facts.trained_context_tokens
+
+    def _slots_asked(self) -> int:
+        return self.request.parallel or 1
+
+    def _is_possible(self, variant: Variant) -> bool:
+        """The launch that was asked for, or the least of an open one, fits as it is or with what may be offloaded."""
+        slots, context = self._slots_asked(), self.request.context_tokens
+        if context is not None:
+            launch = variant.with_context(context, slots)
+        else:
+            launch = variant.launch(variant.least_window(), slots)
+        if variant.fits(launch):
+            return True
+        return self._offloaded(variant, -(-launch.context_tokens // slots), slots) is not None

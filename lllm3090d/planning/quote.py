@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
-from lllm3090d.planning import cache, compute, placement
-from lllm3090d.planning.cache import CacheShape, CacheType
-from lllm3090d.planning.placement import EVERYTHING, Placement
+from lllm3090d.planning import cache, compute, placement, tier
+from lllm3090d.planning.cache import CacheShape
+from lllm3090d.planning.cache_types import has_fast_kernel
+from lllm3090d.planning.context_checkpoints import checkpoints_of_slot, context_checkpoint_bytes
+from lllm3090d.planning.drafting import DraftContext, draft_context
+from lllm3090d.planning.launch import Draft, Launch, PlanPolicy, SpecType
+from lllm3090d.planning.layer_groups import context_groups, trunk_groups
+from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.projector import projector_graph_bytes, projector_weights
 from lllm3090d.planning.units import MIB
 
@@ -23,6 +28,8 @@ __all__ = [
     "Placement",
     "PlanPolicy",
     "Quote",
+    "SpecType",
+    "draft_need_bytes",
     "price",
 ]
 
@@ -80,101 +87,6 @@ class Quote:
         raise KeyError(name)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanPolicy:
-    """What the settings decide about every launch.
-
-    Attributes:
-        cache_type: of K and V, where nobody asks for another.
-        batch_tokens, micro_batch_tokens: ``-b`` and ``-ub``.
-        context_checkpoints: of one slot, ``--ctx-checkpoints``.
-        prompt_cache_mib: ``--cache-ram``.
-        workspace_reserve_mib: least MiB for compute buffer and runtime on a real card.
-    """
-
-    cache_type: CacheType
-    batch_tokens: int
-    micro_batch_tokens: int
-    context_checkpoints: int
-    prompt_cache_mib: int
-    workspace_reserve_mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A model drafts for itself with its blocks for multi-token prediction, ``--spec-type draft-mtp``.
-
-    Attributes:
-        tokens: of a draft, ``--spec-draft-n-max``.
-        cache_type_k, cache_type_v: ``-ctkd`` and ``-ctvd``.
-        window_tokens: of each slot that its context keeps, for engines with ``--spec-draft-window``; 0 for
-            all of them.
-    """
-
-    tokens: int
-    cache_type_k: CacheType = CacheType.F16
-    cache_type_v: CacheType = CacheType.F16
-    window_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The resolved values of one launch that have a price; the same ones reach the command line.
-
-    Attributes:
-        context_tokens: ``-c``, all slots together.
-        parallel: ``--parallel``.
-        cache_type_k, cache_type_v: ``-ctk`` and ``-ctv``.
-        batch_tokens, micro_batch_tokens: ``-b`` and ``-ub``.
-        context_checkpoints: of one slot, ``--ctx-checkpoints``.
-        prompt_cache_mib: ``--cache-ram``.
-        unified: all slots share one pool, ``--kv-unified``.
-        swa_full: sliding layers keep the whole context, ``--swa-full``.
-        layers: what is on the card, without the draft's blocks, which :attr:`draft` decides.
-        draft: None without drafting.
-        projector_on_card: False for ``--no-mmproj-offload``; without effect without a projector.
-        image_max_tokens: ``--image-max-tokens``; 0 where it is not given.
-    """
-
-    context_tokens: int
-    parallel: int
-    cache_type_k: CacheType
-    cache_type_v: CacheType
-    batch_tokens: int
-    micro_batch_tokens: int
-    context_checkpoints: int
-    prompt_cache_mib: int
-    unified: bool = False
-    swa_full: bool = False
-    layers: Placement = EVERYTHING
-    draft: Draft | None = None
-    projector_on_card: bool = True
-    image_max_tokens: int = 0
-
-    @property
-    def cache_types(self) -> tuple[CacheType, CacheType]:
-        """Of K and V."""
-        return self.cache_type_k, self.cache_type_v
-
-    @property
-    def placement(self) -> Placement:
-        """What is on the card, the draft's blocks included."""
-        return replace(self.layers, with_mtp=self.draft is not None)
-
-    def shape(self, facts: CheckpointFacts) -> CacheShape:
-        """What the engine makes of it; raises like :func:`lllm3090d.planning.cache.cache_shape`."""
-        return cache.cache_shape(
-            facts,
-            context_tokens=self.context_tokens,
-            parallel=self.parallel,
-            batch_tokens=self.batch_tokens,
-            micro_batch_tokens=self.micro_batch_tokens,
-            unified=self.unified,
-            swa_full=self.swa_full,
-            rollback_tokens=0 if self.draft is None else self.draft.tokens,
-        )
-
-
 def price(
     facts: CheckpointFacts,
     launch: Launch,
@@ -200,16 +112,31 @@ def price(
             nothing is known of it; UNSUPPORTED_ARCHITECTURE where a term has no formula.
     """
     cache.check_cache_types(facts, *launch.cache_types)
-    if launch.draft is not None:
-        cache.check_cache_types(facts, launch.draft.cache_type_k, launch.draft.cache_type_v)
-    order = _Order(facts, launch, backend, policy, launch.shape(facts))
+    shape = launch.shape(facts)
+    drafting = draft_context(facts, launch, shape)
+    order = _Order(facts, launch, backend, policy, shape, drafting)
     if backend is Backend.CPU:
         items = [*order.weights(), *order.context(), order.compute(), order.slack()]
-        return Quote((*items, *order.draft(), *order.process(Place.CARD), *order.projector(projector)))
+        items += [*order.draft(), *order.process(Place.CARD), *order.draft_process(Place.CARD)]
+        return Quote((*items, *order.projector(projector)))
     graph = order.compute()
     draft = order.draft()
-    card = [*order.weights(), *order.context(), graph, *draft, *order.runtime(graph, draft)]
-    return Quote((*card, order.pinned(), *order.process(Place.HOST), *order.projector(projector)))
+    card = [*order.weights(), *order.context(), graph, *draft, *order.runtime(graph)]
+    host = [order.pinned(), *order.process(Place.HOST), *order.draft_process(Place.HOST)]
+    return Quote((*card, *host, *order.projector(projector)))
+
+
+def draft_need_bytes(facts: CheckpointFacts, launch: Launch, backend: Backend, policy: PlanPolicy) -> int:
+    """The items of :func:`price` on the card that the cache types of a draft change, together; raises as it does.
+
+    By this the types are chosen: whole prices would differ by the same, and take longer.
+    """
+    shape = launch.shape(facts)
+    order = _Order(facts, launch, backend, policy, shape, draft_context(facts, launch, shape))
+    items = order.draft()
+    if backend is Backend.CPU:
+        items += order.checkpoints(Place.CARD)
+    return Quote(tuple(items)).total_bytes(Place.CARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +148,16 @@ class _Order:
     backend: Backend
     policy: PlanPolicy
     shape: CacheShape
+    drafting: DraftContext | None
+
+    @property
+    def where(self) -> Placement:
+        """What of the model is on the card."""
+        return self.launch.placement(self.facts)
 
     def weights(self) -> list[LineItem]:
         """All tensors, by place."""
-        facts, where = self.facts, self.launch.placement
+        facts, where = self.facts, self.where
         split = placement.weights(facts, where, self.backend)
         if self.backend is Backend.CPU:
             formula = "all tensors of the file"
@@ -251,28 +184,46 @@ class _Order:
     def context(self) -> list[LineItem]:
         """Cache and states."""
         facts, shape = self.facts, self.shape
-        split = placement.context(facts, self.launch.placement, self.backend, shape, self.launch.cache_types)
         memory = placement.memory_of(self.backend)
         states = cache.state_bytes(facts, shape, memory=memory)
-        if self.launch.placement.is_full:
+        if self.launch.line_tokens:
+            return [*self.divided(), *self.states(states)]
+        split = placement.context(facts, self.where, self.backend, shape, self.launch.cache_types)
+        if self.where.is_full:
             kv_bytes, host_bytes = split.card - states, 0
         else:
             kv_bytes, states, host_bytes = split.card, 0, split.host
         items = []
         if kv_bytes:
             items.append(_item("kv cache", Place.CARD, kv_bytes, self._cells()))
-        if states:
-            count = sum(layer.keeps_state for layer in facts.trunk)
-            formula = f"{count} layers x {shape.slots} slots x {shape.state_planes} planes, f32"
-            items.append(_item("recurrent state", Place.CARD, states, formula))
+        items += self.states(states)
         if host_bytes:
             items.append(_item("host cache", Place.HOST, host_bytes, "of the layers beside the card"))
         return items
 
+    def states(self, size_bytes: int) -> list[LineItem]:
+        """Recurrent states of all slots."""
+        if not size_bytes:
+            return []
+        count = sum(group.count for group in trunk_groups(self.facts) if group.layer.keeps_state)
+        formula = f"{count} layers x {self.shape.slots} slots x {self.shape.state_planes} planes, f32"
+        return [_item("recurrent state", Place.CARD, size_bytes, formula)]
+
+    def divided(self) -> list[LineItem]:
+        """A cache with a line: its first cells and the staging on the card, the others pinned in host memory."""
+        line, shape = self.launch.line_tokens, self.shape
+        sizes = tier.tier_sizes(tier.tier_layouts(self.facts, shape, self.launch.cache_type_k), line)
+        head = f"{line} of {shape.context_tokens} cells of {sizes.layers} layers, whole pages of 2 MiB"
+        return [
+            _item("kv cache", Place.CARD, sizes.head_bytes, head),
+            _item("kv staging", Place.CARD, sizes.staging_bytes, "what one layer has beyond the line"),
+            _item("pinned cache", Place.HOST, sizes.host_bytes, "cells beyond the line, not swappable"),
+        ]
+
     def _cells(self) -> str:
         shape, parts = self.shape, []
         for kind in (LayerKind.FULL, LayerKind.LATENT, LayerKind.SLIDING):
-            count = sum(layer.kind is kind for layer in self.facts.context_layers)
+            count = sum(g.count for g in context_groups(self.facts) if g.layer.kind is kind)
             if count:
                 parts.append(f"{count} layers x {shape.streams} x {shape.cells(kind)} cells")
         return f"{' + '.join(parts)}, K {self.launch.cache_type_k}, V {self.launch.cache_type_v}"
@@ -280,7 +231,7 @@ class _Order:
     def compute(self) -> LineItem:
         """Compute buffer with its margin."""
         facts, shape, types = self.facts, self.shape, self.launch.cache_types
-        draft_tokens = 0 if self.launch.draft is None else self.launch.draft.tokens
+        draft_tokens = self.launch.longest_draft
         outputs = compute.server_outputs(shape, draft_tokens)
         if self.backend is Backend.CPU:
             graph = compute.cpu_compute_bytes(facts, shape, *types, outputs=outputs)
@@ -288,47 +239,100 @@ class _Order:
         else:
             graph = compute.card_compute_bytes(facts, shape, *types, self.backend, outputs=outputs)
             formula = "masks + 4 E U + widest of body, attention with f16 copies, logits"
-        margin = compute.compute_margin_bytes(facts, shape, graph)
+        margin = compute.compute_margin_bytes(facts, shape, graph, self.policy.margins)
         tokens = compute.graph_tokens(shape)
-        text = f"{formula}, {tokens} tokens: {graph} B; + E U + {compute.MARGIN_PERCENT} % margin"
-        copied = compute.HOST_TENSOR_COPIES * placement.largest_host_tensor_bytes(
-            facts, self.launch.placement
-        )
+        text = f"{formula}, {tokens} tokens: {graph} B; {self._margin_text}"
+        copied = compute.HOST_TENSOR_COPIES * placement.largest_host_tensor_bytes(facts, self.where)
         if self.backend is not Backend.CPU and copied:
             text += f"; {copied} B for tensors that large batches copy from host memory"
             margin += copied
+        where, read = self.where, 0
+        if self.backend is not Backend.CPU and not where.is_full:
+            first = where.first_on_card(facts)
+            read = compute.host_cache_copy_bytes(
+                facts, shape, types, first_on_card=first, cache_on_host=where.cache_on_host
+            )
+        if read:
+            text += f"; {read} B for caches that are read from host memory"
+            margin += read
         return _item("compute", Place.CARD, graph + margin, text)
+
+    @property
+    def _margin_text(self) -> str:
+        margins = self.policy.margins
+        text = f"+ {margins.compute_residuals} E U + {margins.compute_percent} % margin"
+        factor = margins.compute_buffer_factor
+        return text if factor == 1 else f"{text}, times {factor:g} (setting compute_buffer_factor)"
 
     def slack(self) -> LineItem:
         """What nobody has accounted for."""
-        size = compute.slack_bytes(self.shape.context_tokens)
+        size = compute.slack_bytes(self.shape.context_tokens, self.policy.margins)
         formula = f"unaccounted for, at {self.shape.context_tokens} tokens: {size // MIB} MiB"
         return _item("slack", Place.CARD, size, formula)
 
     def draft(self) -> list[LineItem]:
-        """The second context of a model that drafts for itself; its weights are among the others."""
-        draft = self.launch.draft
-        if draft is None:
+        """The second context, and its weights where they are in a file of their own."""
+        drafting = self.drafting
+        if drafting is None:
             return []
-        types = (draft.cache_type_k, draft.cache_type_v)
-        memory = placement.memory_of(self.backend)
-        shape = cache.draft_shape(
-            self.shape, window_tokens=draft.window_tokens, batch_tokens=self.launch.batch_tokens
-        )
-        kv_bytes = cache.draft_context_bytes(self.facts, shape, *types, memory=memory)
-        graph = compute.draft_compute_bytes(self.facts, shape, *types, self.backend)
-        count = len(self.facts.mtp_layers)
-        formula = f"{count} layers, {shape.context_tokens} cells, K {types[0]}, V {types[1]}"
-        return [
-            _item("draft cache", Place.CARD, kv_bytes, formula),
-            _item("draft compute", Place.CARD, graph, "masks + 4 E U + widest of body, attention, logits"),
+        split, shape, types = drafting.weights(self.backend), drafting.shape, drafting.types
+        items = []
+        if split.card:
+            formula = "all tensors of its file"
+            if self.backend is not Backend.CPU:
+                formula += " but the token embedding"
+            items.append(_item("draft weights", Place.CARD, split.card, formula))
+        kept, pinned = drafting.cache_bytes(placement.memory_of(self.backend)), 0
+        divided = drafting.divided(self.launch.line_tokens)
+        if divided is not None:
+            kept, pinned = divided.card_bytes, divided.host_bytes
+        formula = f"{len(drafting.layers)} layers, {shape.context_tokens} cells, K {types[0]}, V {types[1]}"
+        graph = drafting.compute_bytes(self.backend)
+        place, how = self._draft_place(drafting), "masks + 4 E U + widest of body, attention, logits"
+        if place is Place.HOST:  # attention on the card copies a layer of it
+            read = -(-kept // max(1, len(drafting.layers)))
+            graph, how = graph + read, f"{how}; {read} B of its cache that are read from host memory"
+        items += [
+            _item("draft cache", place, kept, formula),
+            _item("draft compute", Place.CARD, graph, how),
         ]
+        if pinned:
+            items.append(_item("pinned draft cache", Place.HOST, pinned, "cells beyond the line"))
+        return items
 
-    def runtime(self, graph: LineItem, draft: list[LineItem]) -> list[LineItem]:
+    def _draft_place(self, drafting: DraftContext) -> Place:
+        """Where the cache of the second context is: beside the last layers, or with all caches in host memory."""
+        where = self.where
+        beside = where.cache_on_host or (
+            not drafting.is_own_file and where.first_on_card(self.facts) >= len(self.facts.layers)
+        )
+        return Place.HOST if beside and self.backend is not Backend.CPU else Place.CARD
+
+    def draft_process(self, place: Place) -> list[LineItem]:
+        """What the second context adds to the process in host memory."""
+        drafting = self.drafting
+        if drafting is None:
+            return []
+        saved = drafting.speculative_checkpoint_bytes()
+        handed = drafting.hidden_state_bytes(self.launch.batch_tokens)
+        formula = f"2 x {self.launch.batch_tokens} tokens of a batch, f32"
+        items = [_item("draft output buffer", place, drafting.output_bytes(), "logits of its guesses x 4 B")]
+        if handed:
+            items.append(_item("hidden states", place, handed, formula))
+        if saved:
+            items.append(_item("draft checkpoint", place, saved, "states before each draft, of every slot"))
+        if place is Place.HOST:
+            items.append(_item("draft host compute", place, drafting.host_bytes(), "masks + 4 E U, pinned"))
+            embedding = drafting.weights(self.backend).host
+            if embedding:
+                items.append(_item("draft embedding", place, embedding, "stays in host memory"))
+        return items
+
+    def runtime(self, graph: LineItem) -> list[LineItem]:
         """What the process holds of a real card beside its buffers, the slack, and the least workspace."""
         size = compute.runtime_bytes(self.backend)
         formula = f"context, BLAS and pools of {self.backend}: {size // MIB} MiB"
-        if draft:
+        if self.drafting is not None:
             size += compute.SECOND_CONTEXT_BYTES
             formula += f", and {compute.SECOND_CONTEXT_BYTES // MIB} MiB for a second context"
         items = [_item("runtime", Place.CARD, size, formula), self.slack()]
@@ -342,11 +346,31 @@ class _Order:
     def pinned(self) -> LineItem:
         """Compute buffer in host memory beside a real card."""
         facts, shape, types = self.facts, self.shape, self.launch.cache_types
-        if self.launch.placement.is_full:
+        if self.where.is_full:
             size = compute.host_compute_bytes(facts, shape, *types)
-            return _item("host compute", Place.HOST, size, "masks + 4 E U, pinned")
-        size = compute.cpu_compute_bytes(facts, shape, *types)
-        return _item("host compute", Place.HOST, size, "at most what the CPU needs alone")
+            formula = "masks + 4 E U, pinned"
+        else:
+            size = compute.cpu_compute_bytes(facts, shape, *types)
+            formula = "at most what the CPU needs alone"
+        if not has_fast_kernel(*types):
+            read = compute.largest_layer_cache_bytes(facts, shape, *types)
+            formula += f"; {read} B for attention that the CPU may compute: K {types[0]}, V {types[1]}"
+            size += read
+        return _item("host compute", Place.HOST, size, formula)
+
+    def checkpoints(self, place: Place) -> list[LineItem]:
+        """Context checkpoints, as many as all slots may hold; none of a model that can be cut anywhere."""
+        facts, shape, launch = self.facts, self.shape, self.launch
+        each = context_checkpoint_bytes(facts, shape, *launch.cache_types, swa_full=launch.swa_full)
+        count = checkpoints_of_slot(launch.context_checkpoints, shape)
+        if not each or not count:
+            return []
+        saved = "recurrent state" if facts.keeps_state else "sliding window"
+        formula = f"slots {shape.slots} x {count} checkpoints x {each} B of {saved}"
+        drafted = 0 if self.drafting is None else self.drafting.checkpoint_copy_bytes()
+        if drafted:
+            formula += f", and {count} x {drafted} B of the draft's context"
+        return [_item("context checkpoints", place, count * (shape.slots * each + drafted), formula)]
 
     def projector(self, facts: ProjectorFacts | None) -> list[LineItem]:
         """Tensors and graph of a projector, both in one place."""
@@ -373,12 +397,7 @@ class _Order:
                 f"{shape.slots} x {facts.vocabulary_size} words x 4 B",
             )
         ]
-        each = cache.context_checkpoint_bytes(facts, shape, *launch.cache_types, swa_full=launch.swa_full)
-        checkpoints = each * launch.context_checkpoints * shape.slots
-        if checkpoints:
-            saved = "recurrent state" if facts.keeps_state else "sliding window"
-            formula = f"slots {shape.slots} x {launch.context_checkpoints} checkpoints x {each} B of {saved}"
-            items.append(_item("context checkpoints", place, checkpoints, formula))
+        items += self.checkpoints(place)
         if launch.prompt_cache_mib:
             formula = f"limit of finished prompts: {launch.prompt_cache_mib} MiB"
             items.append(_item("prompt cache", place, launch.prompt_cache_mib * MIB, formula))

@@ -1,0 +1,213 @@
+"""Why a launch does not fit: the arithmetic, and the cheapest changes with which it would. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lllm3090d.engines.capabilities import Backend
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning import cache, offload
+from lllm3090d.planning.cache import CacheType
+from lllm3090d.planning.quote import Launch, Place, Quote
+from lllm3090d.planning.search import Variant
+from lllm3090d.planning.split import DeviceSplit
+from lllm3090d.planning.units import MIB, mib_ceil
+
+
+def too_large(
+    variant: Variant, launch: Launch, card_kind: CardKind, *, may_offload: bool = True
+) -> LlmError:
+    """The refusal of a launch that does not fit: INSUFFICIENT_MEMORY with its ledger and remedies.
+
+    Args:
+        variant: what was to be launched, and the room for it.
+        launch: the launch that is refused.
+        card_kind: whose memory is too small.
+        may_offload: nobody gave the placement, so that it can be left to the planner.
+    """
+    facts, quote = variant.facts, variant.price(launch)
+    beside = card_kind is not CardKind.CPU and variant.fits_card(launch)
+    place, room = (Place.HOST, variant.room.host or 0) if beside else (Place.CARD, variant.room.card)
+    where = "host memory" if beside or card_kind is CardKind.CPU else "the card"
+    needed = quote.total_bytes(place)
+    smallest = variant.price(variant.launch(variant.least_window(), launch.parallel)).total_bytes(place)
+    remedies, details = _remedies(variant, launch, may_offload=may_offload)
+    split = None if beside else variant.split(launch)
+    missing = needed - room
+    asked = (
+        f"{facts.title or facts.architecture} with {launch.context_tokens} tokens of context in"
+        f" {slots_text(launch.parallel)}"
+    )
+    if split is None:
+        needed_mib, grantable_mib = mib_ceil(needed), room // MIB
+        message = (
+            f"{asked} needs {needed_mib} MiB ({_sum_in_mib(quote, place)});"
+            f" {where} can give {grantable_mib} MiB now, so {needed_mib - grantable_mib} MiB are missing."
+        )
+    else:
+        rooms = {card.name: card.free_bytes for card in variant.room.cards}
+        message = f"{asked} does not fit: {_cards_text(split, rooms)}."
+        missing = max(
+            needs - rooms[name] for name, needs in zip(split.devices, split.needs_bytes, strict=True)
+        )
+        details["cards"] = _cards(split, rooms)
+    return LlmError(
+        ErrorCode.INSUFFICIENT_MEMORY,
+        message,
+        hint=" ".join(remedies),
+        items=_items(quote),
+        context_tokens=launch.context_tokens,
+        parallel=launch.parallel,
+        cache_type_k=str(launch.cache_type_k),
+        cache_type_v=str(launch.cache_type_v),
+        needed_bytes=needed,
+        grantable_bytes=room,
+        missing_bytes=missing,
+        smallest_bytes=smallest,
+        **details,
+    )
+
+
+def _items(quote: Quote) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": item.name,
+            "place": str(item.place),
+            "bytes": item.bytes,
+            "evidence": str(item.evidence),
+            "formula": item.formula,
+        }
+        for item in quote.items
+    ]
+
+
+def _cards_text(split: DeviceSplit, rooms: Mapping[str, int]) -> str:
+    """What each card would take with the best shares, and can give."""
+    return "; ".join(
+        f"{name} would take {mib_ceil(ledger.total_bytes(Place.CARD))} MiB"
+        f" ({_sum_in_mib(ledger, Place.CARD)}) and can give {max(0, rooms[name]) // MIB} MiB"
+        for name, ledger in zip(split.devices, split.ledgers, strict=True)
+    )
+
+
+def _cards(split: DeviceSplit, rooms: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The same for a program, with the ledger of each card."""
+    return [
+        {
+            "name": name,
+            "layers": share,
+            "needed_bytes": ledger.total_bytes(Place.CARD),
+            "grantable_bytes": rooms[name],
+            "items": _items(ledger),
+        }
+        for name, share, ledger in zip(split.devices, split.shares, split.ledgers, strict=True)
+    ]
+
+
+def slots_text(count: int) -> str:
+    """A number of slots in words."""
+    return "1 slot" if count == 1 else f"{count} slots"
+
+
+def _sum_in_mib(quote: Quote, place: Place) -> str:
+    """The items in one place in MiB, rounded so that they add up to the rounded total."""
+    parts: list[str] = []
+    so_far = 0
+    for item in quote.items:
+        if item.place is place:
+            shown = mib_ceil(so_far + item.bytes) - mib_ceil(so_far)
+            so_far += item.bytes
+            if shown:
+                parts.append(f"{item.name} {shown}")
+    return " + ".join(parts)
+
+
+def _remedies(variant: Variant, launch: Launch, *, may_offload: bool) -> tuple[list[str], dict[str, Any]]:
+    """Sentences for a person and figures for a program; a figure is None where nothing fits."""
+    sentences: list[str] = []
+    details: dict[str, Any] = {"largest_context_tokens": None, "largest_parallel": None}
+    window = variant.largest_window(launch.parallel)
+    if window is not None:
+        largest = variant.launch(window, launch.parallel).context_tokens
+        details["largest_context_tokens"] = largest
+        sentences.append(f"{largest} tokens of context would fit in {slots_text(launch.parallel)}.")
+    else:
+        least = variant.least_window()
+        fewer = (n for n in range(launch.parallel - 1, 0, -1) if variant.fits(variant.launch(least, n)))
+        slots = next(fewer, None)
+        if slots is not None:
+            details["largest_parallel"] = slots
+            sentences.append(f"{slots_text(slots)} would fit.")
+    if _q8_0_is_smaller(launch):
+        _add_q8_0(variant, launch, window, sentences, details)
+    _add_lighter(variant, launch, sentences, details)
+    if may_offload and variant.backend is not Backend.CPU:
+        _add_offload(variant, launch, sentences, details)
+    if not sentences:
+        sentences.append(_nothing_fits(variant))
+    return sentences, details
+
+
+def _add_lighter(variant: Variant, launch: Launch, sentences: list[str], details: dict[str, Any]) -> None:
+    """What may be given up beside context: drafting, the projector's place, the prompt cache."""
+    plain = variant.changed(template=replace(variant.template, draft=None))
+    if launch.draft is not None and plain.fits(replace(launch, draft=None)):
+        details["fits_without_drafting"] = True
+        sentences.append("Without drafting (--draft off) it would fit as asked.")
+    if variant.projector is not None and launch.projector_on_card and variant.backend is not Backend.CPU:
+        beside = replace(launch, projector_on_card=False)
+        if variant.fits(beside):
+            details["fits_with_projector_on_host"] = True
+            sentences.append("With the projector in host memory (--projector host) it would fit as asked.")
+    if variant.backend is Backend.CPU and variant.fits(replace(launch, prompt_cache_mib=0)):
+        details["fits_without_prompt_cache"] = True
+        sentences.append("Without a prompt cache (setting prompt_cache_mib = 0) it would fit as asked.")
+
+
+def _add_offload(variant: Variant, launch: Launch, sentences: list[str], details: dict[str, Any]) -> None:
+    """Say whether it would fit with a part of it in host memory."""
+    window = -(-launch.context_tokens // launch.parallel)
+    if offload.least_offload(variant, window, launch.parallel, launch.micro_batch_tokens) is not None:
+        details["fits_with_offload"] = True
+        sentences.append(
+            "With a part of the model in host memory (--offload allowed), slower, it would fit as asked."
+        )
+
+
+def _q8_0_is_smaller(launch: Launch) -> bool:
+    types = (launch.cache_type_k, launch.cache_type_v)
+    return all(cache_type.row_bytes(32) >= CacheType.Q8_0.row_bytes(32) for cache_type in types) and any(
+        cache_type is not CacheType.Q8_0 for cache_type in types
+    )
+
+
+def _add_q8_0(
+    variant: Variant, launch: Launch, window: int | None, sentences: list[str], details: dict[str, Any]
+) -> None:
+    """Say what a q8_0 cache would change, where the model can have one and it changes something."""
+    q8_0 = replace(variant.template, cache_type_k=CacheType.Q8_0, cache_type_v=CacheType.Q8_0)
+    try:
+        cache.check_cache_types(variant.facts, q8_0.cache_type_k, q8_0.cache_type_v)
+    except LlmError:
+        return  # no remedy: this model cannot have such a cache
+    smaller = variant.changed(template=q8_0)
+    if smaller.fits(
+        replace(q8_0, context_tokens=launch.context_tokens, parallel=launch.parallel, draft=launch.draft)
+    ):
+        details["fits_with_q8_0"] = True
+        sentences.append(f"With cache type {CacheType.Q8_0} it would fit as asked.")
+        return
+    details["fits_with_q8_0"] = False
+    largest = smaller.largest_window(launch.parallel)
+    if largest is not None and largest > (window or 0):
+        tokens = smaller.launch(largest, launch.parallel).context_tokens
+        details["largest_context_tokens_with_q8_0"] = tokens
+        sentences.append(f"With cache type {CacheType.Q8_0}, {tokens} tokens would fit.")
+
+
+def _nothing_fits(variant: Variant) -> str:
+    least = mib_ceil(variant.need_bytes(variant.launch(variant.least_window(), 1)))
+    return f"Even the smallest launch needs {least} MiB: choose a smaller model."
