@@ -16,6 +16,7 @@ from pathlib import Path
 from lllm3090d.engines.builds import library_environment
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.extra_arguments import ALTERED_BY_SYSTEMD, NOTHING, ExtraArguments
+from lllm3090d.engines.process import FIXED_ENVIRONMENT
 from lllm3090d.engines.tier_flags import TIER_VARIABLES, TierArguments, tier_arguments, tier_offer
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card
@@ -128,7 +129,7 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
         **dict(extra.environment),
         **line.environment,
         **(CARD_ORDER if plan.split is not None and capabilities.backend is Backend.CUDA else {}),
-        "GGML_NO_BACKTRACE": "1",
+        **FIXED_ENVIRONMENT,
     }
     read = {name for name in capabilities.variables if name.startswith(ENGINE_VARIABLE_PREFIXES)}
     read |= {name for name in base if name.startswith(ENGINE_VARIABLE_PREFIXES)} | set(TIER_VARIABLES)

@@ -8,6 +8,7 @@ Options whose price is not known here are named, never ignored.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,10 @@ UNPRICED = (
     "--spec-draft-n-cpu-moe", "--spec-draft-n-ubatch", "--mlock", "--image-min-tokens", "--spec-default",
     "--backend-sampling", "--mtmd-batch-max-tokens", "--models-dir", "--models-preset", "--kq-mask-packed",
 )  # fmt: skip
+# Priced where they divide a model among named cards by layers, the last card being the main one, as plans do.
+_DIVISION = frozenset(
+    {"--split-mode", "--tensor-split", "--main-gpu", "--spec-draft-device", "--mmproj-device"}
+)
 # Switches whose negation is meant: the other spelling is the default.
 _NEGATED = frozenset({"--no-repack", "--no-op-offload"})
 
@@ -74,6 +79,8 @@ class Reading:
         launch: all values that have a price. Its ``-c`` is the whole pool; 0 for what was trained.
         on_card: the engine may use a card.
         with_projector: a projector is loaded.
+        devices: cards by name, in order; () where none is named.
+        shares: of the layers, the output counting as one, for each of them; () where it is left to the engine.
         rope: how positions are stretched; None where that is left to the file.
         model, projector, drafter: their paths; None where none is given.
         flash_attention: the prices are those of ON; AUTO may turn it off for a backend that has no kernel.
@@ -84,6 +91,8 @@ class Reading:
     launch: Launch
     on_card: bool
     with_projector: bool
+    devices: tuple[str, ...]
+    shares: tuple[float, ...]
     rope: RopeArguments | None
     model: str | None
     projector: str | None
@@ -135,6 +144,8 @@ class _Reader:
             launch=self._launch(draft, on_card=on_card),
             on_card=on_card,
             with_projector=projector is not None,
+            devices=self._devices(),
+            shares=self._shares(),
             rope=self._rope(),
             model=line.text("--model"),
             projector=projector,
@@ -267,12 +278,43 @@ class _Reader:
             return FlashAttention.AUTO
         return FlashAttention.ON if _word(word, default=True) else FlashAttention.OFF
 
+    def _devices(self) -> tuple[str, ...]:
+        named = self.line.text("--device")
+        return () if named is None or named == "none" else tuple(named.split(","))
+
+    def _shares(self) -> tuple[float, ...]:
+        text = self.line.text("--tensor-split")
+        try:
+            # The engine takes a slash for a comma.
+            return () if text is None else tuple(float(part) for part in re.split("[,/]", text))
+        except ValueError as error:
+            raise LlmError(
+                ErrorCode.INVALID_REQUEST,
+                f"--tensor-split is {text!r}, which are no numbers.",
+                hint="Give a number for each card, with commas between them.",
+                option="--tensor-split",
+            ) from error
+
+    def _is_divided_by_layers(self) -> bool:
+        """Among named cards, each with its share, and what is not shared on the last."""
+        line, devices = self.line, self._devices()
+        main = devices[-1] if devices else None
+        return (
+            main is not None
+            and len(self._shares()) in {0 if len(devices) == 1 else len(devices), len(devices)}
+            and line.text("--split-mode") in {None, "layer"}
+            and line.number(len(devices) - 1, "--main-gpu") == len(devices) - 1
+            and line.text("--spec-draft-device", "--device-draft") in {None, main}
+            and line.text("--mmproj-device") in {None, main}
+        )
+
     def _unpriced(self) -> tuple[str, ...]:
-        found = []
+        found, is_divided = [], self._is_divided_by_layers()
         for name in UNPRICED:
             given = self.line.last(name)
-            if given is not None and has_no_price(given):
-                found.append(given.written)
+            if given is None or not has_no_price(given) or (is_divided and name in _DIVISION):
+                continue
+            found.append(given.written)
         return tuple(dict.fromkeys(found))
 
 

@@ -187,8 +187,8 @@ def _spec_type(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
     if given.values[0] != SpecType.MTP:
         _refuse(
             given,
-            f"models draft here with their own blocks ({SpecType.MTP}) or not at all (none); the price of"
-            f" {given.values[0]} depends on what is not in this list",
+            f"only {SpecType.MTP} and none can be asked for here: a drafter in a file of its own lies beside its model"
+            " and says itself how it drafts, and drafts by n-grams have no price yet",
         )
     return {"drafting": Drafting.ON}
 

@@ -19,6 +19,9 @@ LAST_LINES = 12
 SHELL_SIGNAL_BASE = 128  # a shell or another program between reports a signal as this and its number
 # By these a launch would differ from the plan; GGML_VK_VISIBLE_DEVICES and the like describe the card and
 # stay.
+# A dying engine would start gdb. And below XDG_CONFIG_HOME it looks for llama.cpp/config.ini, whose options it takes
+# before all others: with a device in that place there is none.
+FIXED_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "XDG_CONFIG_HOME": os.devnull}
 REMOVED_PREFIXES = ("LLAMA_", "MTMD_", "LLLM3090_")
 SIGNAL_MEANING: Mapping[int, str] = {
     signal.SIGILL: "an instruction this processor does not have: the build is for another processor",
@@ -65,7 +68,7 @@ def clean_environment(build: Build, inherited: Mapping[str, str]) -> dict[str, s
     environment = {name: value for name, value in inherited.items() if not name.startswith(REMOVED_PREFIXES)}
     environment.pop("LD_LIBRARY_PATH", None)
     environment.update(library_environment(build, inherited))
-    environment["GGML_NO_BACKTRACE"] = "1"  # a dying engine would start gdb
+    environment.update(FIXED_ENVIRONMENT)
     return environment
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lllm3090d.engines.arguments import Launch, launch
+from lllm3090d.engines.arguments import Launch, features, launch
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
-from lllm3090d.engines.probe import parse_help
+from lllm3090d.engines.help_text import parse_help, parse_options
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.launch import Launch as Sizes
+from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.planner import CacheType, CappedBy, Plan
-from lllm3090d.planning.quote import Quote
+from lllm3090d.planning.quote import Draft, Quote, SpecType
+from lllm3090d.planning.request import Features
+from lllm3090d.planning.rope import RopeScaling
+from lllm3090d.planning.stretch import Stretch
 from tests.fakes.engine import Behaviour, help_text, parse
+from tests.unit.engine_captures import BUILDS, answers
 
 pytestmark = pytest.mark.unit
 
@@ -22,25 +29,33 @@ BUILD = Build(Path("/opt/llama.cpp/bin/llama-server"), (Path("/opt/llama.cpp/bin
 MODEL = Path("/models/SmolLM2/SmolLM2.gguf")
 SOCKET = Path("/run/user/1000/lllm3090d/engines/smollm2-1a2b.sock")
 PLAN = Plan(
-    context_tokens=8192,
-    parallel=2,
+    launch=Sizes(
+        context_tokens=8192,
+        parallel=2,
+        cache_type_k=CacheType.Q8_0,
+        cache_type_v=CacheType.Q4_0,
+        batch_tokens=2048,
+        micro_batch_tokens=512,
+        context_checkpoints=8,
+        prompt_cache_mib=1024,
+    ),
     window_tokens=4096,
-    cache_type_k=CacheType.Q8_0,
-    cache_type_v=CacheType.Q4_0,
-    batch_tokens=2048,
-    micro_batch_tokens=512,
     on_card=False,
-    context_checkpoints=8,
-    prompt_cache_mib=1024,
     capped_by=CappedBy.MODEL,
     quote=Quote(()),
 )
 ON_CARD = replace(PLAN, on_card=True)
 
 
+def _with(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other values of its launch."""
+    return replace(plan, launch=replace(plan.launch, **changes))
+
+
 def _capabilities(*missing: str, backend: Backend = Backend.CPU) -> Capabilities:
-    flags, valued, variables = parse_help(help_text(Behaviour(missing_flags=missing)))
-    return Capabilities("11434 (abc)", flags, backend, (), valued, variables)
+    text = help_text(Behaviour(missing_flags=missing))
+    flags, valued, variables = parse_help(text)
+    return Capabilities("11434 (abc)", flags, backend, (), valued, variables, parse_options(text))
 
 
 def _launch(
@@ -76,12 +91,17 @@ def test_every_priced_flag_is_emitted() -> None:
         "-fa": "on",
         "--fit": "off",
         "--ctx-checkpoints": "8",
+        "--checkpoint-min-step": "8192",
         "--cache-ram": "1024",
     }
     assert {flag: _value(line, flag) for flag in expected} == expected
     assert {"--no-kv-unified", "--no-ui", "--jinja", "--metrics", "--slots"} <= set(line.argv)
     assert "--no-warmup" not in line.argv
-    assert dict(line.environment) == {"GGML_NO_BACKTRACE": "1", "LD_LIBRARY_PATH": "/opt/llama.cpp/bin"}
+    assert dict(line.environment) == {
+        "GGML_NO_BACKTRACE": "1",
+        "LD_LIBRARY_PATH": "/opt/llama.cpp/bin",
+        "XDG_CONFIG_HOME": "/dev/null",  # where no config.ini can be
+    }
 
 
 def test_command_line_is_understood_as_meant() -> None:
@@ -141,6 +161,7 @@ def test_missing_required_flag_refuses_the_build(spellings: tuple[str, ...], nam
     [
         (("--fit", "-fit"), "off"),
         (("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "8"),
+        (("-cms", "--checkpoint-min-step"), "--checkpoint-min-step"),
         (("-cram", "--cache-ram"), "1024"),
         (("--no-kv-unified", "-no-kvu"), "--no-kv-unified"),
         (("--no-ui", "--no-webui"), "--no-ui"),
@@ -170,6 +191,177 @@ def test_missing_optional_flag_is_dropped_with_its_value(spellings: tuple[str, .
 )
 def test_other_spellings(missing: tuple[str, ...], used: str) -> None:
     assert used in _launch(_capabilities(*missing)).argv
+
+
+DRAFT = _with(ON_CARD, draft=Draft(5, CacheType.Q8_0, CacheType.F16))
+DRAFTER = Path("/models/SmolLM2/eagle3.gguf")
+
+
+def _draft_launch(plan: Plan, drafter: Path | None, *missing: str) -> Launch:
+    capabilities = _capabilities(*missing, backend=Backend.CUDA)
+    return launch(BUILD, capabilities, MODEL, plan, SOCKET, "x", drafter_path=drafter, inherited={})
+
+
+def test_a_model_that_drafts_for_itself() -> None:
+    line = _draft_launch(DRAFT, None)
+    expected = {"--spec-type": "draft-mtp", "--spec-draft-n-max": "5", "-ctkd": "q8_0", "-ctvd": "f16"}
+    assert {flag: _value(line, flag) for flag in expected} == expected
+    assert not {"-md", "-ngld", "--spec-draft-window"} & set(line.argv)
+    parse(list(line.argv[1:]), Behaviour())
+    assert not {*expected, "-md"} & set(_launch().argv)
+
+
+@pytest.mark.parametrize("spec_type", SpecType)
+def test_a_file_that_drafts(spec_type: SpecType) -> None:
+    plan = _with(DRAFT, draft=Draft(3, spec_type=spec_type))
+    line = _draft_launch(plan, DRAFTER)
+    assert (_value(line, "--spec-type"), _value(line, "-md")) == (str(spec_type), str(DRAFTER))
+    assert _value(line, "-ngld") == "999"
+    parse(list(line.argv[1:]), Behaviour())
+    assert "-ngld" not in _draft_launch(replace(plan, on_card=False), DRAFTER).argv
+
+
+def test_the_path_of_a_drafter_is_treated_as_that_of_the_model() -> None:
+    line = _draft_launch(DRAFT, Path("/models/a$b.gguf"))
+    assert dict(line.environment)["LLAMA_ARG_SPEC_DRAFT_MODEL"] == "/models/a$b.gguf"
+    assert "-md" not in line.argv
+    with pytest.raises(ValueError, match="absolute"):
+        _draft_launch(DRAFT, Path("drafter.gguf"))
+    with pytest.raises(ValueError, match="without a draft"):
+        _draft_launch(ON_CARD, DRAFTER)
+
+
+@pytest.mark.parametrize(
+    ("spellings", "named"),
+    [
+        (("--spec-type",), "--spec-type"),
+        (("--spec-draft-n-max",), "--spec-draft-n-max"),
+        (("--spec-draft-type-k", "-ctkd", "--cache-type-k-draft"), "-ctkd"),
+        (("--spec-draft-type-v", "-ctvd", "--cache-type-v-draft"), "-ctvd"),
+        (("--spec-draft-model", "-md", "--model-draft"), "-md"),
+        (("--spec-draft-ngl", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "-ngld"),
+    ],
+)
+def test_a_build_that_cannot_draft_refuses_a_draft(spellings: tuple[str, ...], named: str) -> None:
+    with pytest.raises(LlmError) as caught:
+        _draft_launch(DRAFT, DRAFTER, *spellings)
+    assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
+    assert caught.value.details["flag"] == named
+
+
+def test_a_draft_window_needs_a_build_that_has_it() -> None:
+    plan = _with(DRAFT, draft=Draft(3, window_tokens=16_384))
+    with pytest.raises(LlmError, match="--spec-draft-window"):
+        _draft_launch(plan, None)
+    able = _capabilities(backend=Backend.CUDA)
+    able = replace(able, flags=able.flags | {"--spec-draft-window"})
+    line = launch(BUILD, able, MODEL, plan, SOCKET, "x", inherited={})
+    assert _value(line, "--spec-draft-window") == "16384"
+
+
+def test_a_shared_pool_and_the_window_of_its_slots() -> None:
+    plan = _with(PLAN, unified=True, slot_tokens=4096)
+    line = _launch(plan=plan)
+    assert "--kv-unified" in line.argv and "--no-kv-unified" not in line.argv
+    assert _value(line, "--kv-unified-per-slot") == "4096"
+    assert "--kv-unified-per-slot" not in _launch().argv
+    for missing in (("--kv-unified", "-kvu"), ("--kv-unified-per-slot",)):
+        with pytest.raises(LlmError, match=missing[0]):
+            _launch(_capabilities(*missing), plan)
+
+
+def test_what_stays_in_host_memory_is_said() -> None:
+    plan = _with(ON_CARD, layers=Placement(layers_on_card=17))
+    gpu = _capabilities(backend=Backend.CUDA)
+    assert _value(_launch(gpu, plan), "-ngl") == "17"
+    plan = _with(ON_CARD, layers=Placement(expert_layers_on_host=9, cache_on_host=True))
+    line = _launch(gpu, plan)
+    assert (_value(line, "-ngl"), _value(line, "--n-cpu-moe")) == ("999", "9")
+    assert "--no-kv-offload" in line.argv
+    parse(list(line.argv[1:]), Behaviour())
+    assert not {"--n-cpu-moe", "--no-kv-offload"} & set(_launch(gpu, ON_CARD).argv)
+    for missing in (("--n-cpu-moe", "-ncmoe"), ("--no-kv-offload", "-nkvo")):
+        with pytest.raises(LlmError, match=missing[0]):
+            _launch(_capabilities(*missing, backend=Backend.CUDA), plan)
+
+
+def _projecting(plan: Plan, projector: Path | None, *missing: str) -> Launch:
+    capabilities = _capabilities(*missing, backend=Backend.CUDA)
+    return launch(BUILD, capabilities, MODEL, plan, SOCKET, "x", projector_path=projector, inherited={})
+
+
+def test_a_projector_is_named_or_ruled_out() -> None:
+    projector = Path("/models/SmolLM2/mmproj.gguf")
+    plan = replace(_with(ON_CARD, image_max_tokens=256), with_projector=True)
+    line = _projecting(plan, projector)
+    assert (_value(line, "--mmproj"), _value(line, "--image-max-tokens")) == (str(projector), "256")
+    assert not {"--no-mmproj", "--no-mmproj-offload"} & set(line.argv)
+    parse(list(line.argv[1:]), Behaviour())
+    beside = _with(plan, projector_on_card=False, image_max_tokens=0)
+    line = _projecting(beside, projector)
+    assert "--no-mmproj-offload" in line.argv and "--image-max-tokens" not in line.argv
+    assert "--no-mmproj" in _projecting(ON_CARD, None).argv
+    assert "--no-mmproj-offload" not in _projecting(replace(beside, on_card=False), projector).argv
+    with pytest.raises(ValueError, match="no path"):
+        _projecting(plan, None)
+    with pytest.raises(LlmError, match="--mmproj"):
+        _projecting(plan, projector, "--mmproj", "-mm")
+
+
+def test_stretched_positions() -> None:
+    plan = replace(ON_CARD, rope=Stretch(RopeScaling.YARN, 2.5, 32_768, 81_920))
+    line = _launch(_capabilities(backend=Backend.CUDA), plan)
+    expected = {"--rope-scaling": "yarn", "--rope-scale": "2.5", "--yarn-orig-ctx": "32768"}
+    assert {flag: _value(line, flag) for flag in expected} == expected
+    parse(list(line.argv[1:]), Behaviour())
+    assert not expected.keys() & set(_launch().argv)
+    for flag in expected:
+        with pytest.raises(LlmError, match=flag):
+            _launch(_capabilities(flag, backend=Backend.CUDA), plan)
+
+
+@pytest.mark.parametrize(
+    ("missing", "lost"),
+    [
+        (("--spec-type",), "drafts_itself"),
+        (("--n-cpu-moe", "-ncmoe"), "places_experts"),
+        (("--no-kv-offload", "-nkvo"), "keeps_cache_on_host"),
+        (("--mmproj", "-mm"), "projects"),
+        (("--kv-unified", "-kvu"), "shares_pool"),
+        (("--rope-scaling",), "stretches"),
+        (("--rope-scale",), "stretches"),
+        (("--yarn-orig-ctx",), "stretches"),
+    ],
+)
+def test_features_are_what_the_help_offers(missing: tuple[str, ...], lost: str) -> None:
+    whole = features(_capabilities(backend=Backend.VULKAN))
+    kinds = frozenset(kind.value for kind in SpecType)
+    assert whole == Features(Backend.VULKAN, drafts_from=kinds)
+    less: dict[str, Any] = {lost: False}
+    if lost == "drafts_itself":
+        less["drafts_from"] = frozenset()
+    assert features(_capabilities(*missing, backend=Backend.VULKAN)) == replace(whole, **less)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_features_of_real_builds(build: str) -> None:
+    text = answers(build)["help"].stdout
+    flags, valued, variables = parse_help(text)
+    capabilities = Capabilities("x", flags, Backend.CUDA, (), valued, variables, parse_options(text))
+    known = features(capabilities)
+    assert known == Features(Backend.CUDA, drafts_from=known.drafts_from)
+    assert known.drafts_from >= {"draft-simple", "draft-eagle3", "draft-mtp"}
+    without_mtp = tuple(
+        replace(option, allowed=("none", "draft-simple")) if "--spec-type" in option.names else option
+        for option in capabilities.options
+    )
+    old = replace(capabilities, options=without_mtp)
+    assert features(old) == Features(
+        Backend.CUDA, drafts_itself=False, drafts_from=frozenset({"draft-simple"})
+    )
+    assert not features(
+        replace(old, flags=flags - {"-md", "--spec-draft-model", "--model-draft"})
+    ).drafts_from
 
 
 def test_old_flash_attention_switch_takes_no_value() -> None:
