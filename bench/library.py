@@ -5,7 +5,8 @@
 One header: Gemma-3-270M (262,144 tokens), ours and the reference in turn in one run, processor time of both. The
 library: 200 sparse checkpoints of real dimensions, 20 of them with a gpt2-like tokenizer of 50,000 tokens and as many
 merges, searched cold (nothing cached) and again by a process that has only the state file, and once more while the
-directories are watched; each in processes of their own. ``find -name '*.gguf' -size +0`` is the yardstick.
+directories are watched; each in processes of their own. Then every model is planned for a card of 24 GiB, as the list
+of models does, and looked up again once its plan is known. ``find -name '*.gguf' -size +0`` is the yardstick.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ TOKENS = 50_000
 HEADER_RATIO = 100.0
 COLD_LIMIT_S = 3.0
 CACHED_LIMIT_S = 0.1
+PLANNED_LIMIT_S = 3.0
+PLANS_KNOWN_LIMIT_S = 0.1
 MEMORY_LIMIT_MIB = 100.0
 MS_PER_S = 1000.0
 KIB_PER_MIB = 1024
@@ -78,11 +81,24 @@ for checkpoint in survey.checkpoints:
     cache.header(checkpoint.path)
 headers = time.perf_counter() - facts
 facts = time.perf_counter()
-for checkpoint in survey.checkpoints:
-    read_facts(checkpoint.shards, cache.header)
+known = [read_facts(checkpoint.shards, cache.header) for checkpoint in survey.checkpoints]
 facts = time.perf_counter() - facts
 store.close()
+from lllm3090d.engines.capabilities import Backend
+from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.planner import Features, Room
+from lllm3090d.serving.listings import ModelPlans, Terms
+from lllm3090d.serving.policy import policy_of
+from lllm3090d.settings import Settings
+terms = Terms(policy_of(Settings(), {}).plan, Features(Backend.VULKAN), CardKind.NVIDIA, Room(24 << 30))
+plans, listed = ModelPlans(), []
+for _ in range(2):
+    began = time.perf_counter()
+    for each in known:
+        plans.get(each, None, terms)
+    listed.append(time.perf_counter() - began)
 print(json.dumps({"wall": wall, "cpu": cpu, "again": again, "facts": facts, "headers": headers,
+                  "planned": listed[0], "plans_known": listed[1],
                   "found": len(survey.checkpoints), "peak_kib": peak - before, "imports_kib": imported - before,
                   "problem": str(store.problem or "")}))
 """
@@ -104,8 +120,9 @@ def write_library(folder: Path) -> None:
             embedding_length=width,
             head_count=heads,
             kv_head_count=kv_heads,
-            feed_forward_length=feed_forward,
-            vocabulary=vocabulary,
+            feed_forward_length=feed_forward + 256 * number,  # no two alike: each needs a plan of its own
+            # The engine insists on an embedding for each token.
+            vocabulary=TOKENS if number < WITH_TOKENIZER else vocabulary,
             metadata=tokenizer if number < WITH_TOKENIZER else None,
         )
         write_gguf(folder / f"model-{number:03}" / "model-Q8_0.gguf", metadata, model_tensors(metadata))
@@ -179,6 +196,8 @@ def compare_library(rounds: int) -> list[support.Target]:
         "cached": [run["wall"] for run in cached],
         "  headers of all": [run["headers"] for run in cached],
         "  facts of all, headers cached": [run["facts"] for run in cached],
+        "  plans of all": [run["planned"] for run in cached],
+        "  plans of all, known": [run["plans_known"] for run in cached],
         "watched, nothing changed": [run["again"] for run in cached],
         "find": yardstick,
     }
@@ -197,6 +216,10 @@ def compare_library(rounds: int) -> list[support.Target]:
     return [
         support.Target("cold search, median", medians["cold"], COLD_LIMIT_S, "s"),
         support.Target("cached search, median", medians["cached"], CACHED_LIMIT_S, "s"),
+        support.Target("plans of all, median", medians["  plans of all"], PLANNED_LIMIT_S, "s"),
+        support.Target(
+            "plans of all when known, median", medians["  plans of all, known"], PLANS_KNOWN_LIMIT_S, "s"
+        ),
         support.Target("peak memory of a cold search", peak, MEMORY_LIMIT_MIB, "MiB"),
     ]
 

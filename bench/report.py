@@ -22,8 +22,10 @@ def main() -> int:
     models = [str(support.checkpoint(name)) for name in CHECKPOINTS]
     fit_params = support.engine_dir() / "llama-fit-params"
     measurements = {
-        "accuracy": ["--fit-params", str(fit_params), *models],
+        "accuracy": ["--random", "200", "--partial", "--fit-params", str(fit_params), *models],
+        "planning_truth": ["--contexts"],
         "rivals": [],
+        "planning": [],
         "library": [],
         "client": [],
         "load_overhead": [],

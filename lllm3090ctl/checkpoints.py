@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lllm3090ctl.documents import Document
+from lllm3090ctl.plans import card_line
 from lllm3090ctl.render import problem_line
 from lllm3090ctl.text import Block, Column, Table, clean, mib, pairs, size
 
@@ -35,6 +36,10 @@ MODEL_COLUMNS = (
     Column("CONTEXT", right=True),
     Column("B/TOKEN", right=True),
     Column("SLOT", right=True),
+    Column("VERDICT"),
+    Column("PLAN", right=True),
+    Column("TOKENS/S"),
+    Column("EVIDENCE"),
     Column("STATE"),
 )
 
@@ -47,6 +52,7 @@ def models(listing: Document) -> list[Block]:
         return [
             f"There are no models in {directory}.",
             "Put each model into a directory of its own there: " + f"{directory}/NAME/NAME.gguf",
+            *_troubles(listing),
         ]
     blocks: list[Block] = [Table(MODEL_COLUMNS, tuple(map(_model_row, views)))]
     for view in views:
@@ -58,10 +64,25 @@ def models(listing: Document) -> list[Block]:
         ]
         if companions:
             blocks.append(f"{name}: with {', '.join(companions)}")
-        problem = view.maybe_child("problem")
-        if problem:
-            blocks.append(f"{name}: {problem_line(problem)}")
-    return blocks
+        download = view.maybe_child("download")
+        if download:
+            files = [download.text("file"), download.maybe_text("projector_file") or ""]
+            where = f"{download.text('repository')}, {', '.join(filter(None, files))}"
+            blocks.append(f"{name}: to be had from {clean(where)}")
+        for key in ("problem", "plan_problem"):
+            problem = view.maybe_child(key)
+            if problem:
+                blocks.append(f"{name}: {problem_line(problem)}")
+    card = listing.maybe_child("planned_for")
+    if card:
+        blocks.append(f"VERDICT and PLAN are for {card_line(card)}; loaded models are not counted.")
+    return [*blocks, *_troubles(listing)]
+
+
+def _troubles(listing: Document) -> list[Block]:
+    """What is wrong with the list as a whole."""
+    problems = (listing.maybe_child(key) for key in ("plan_problem", "catalogue_problem", "watch_problem"))
+    return [problem_line(problem) for problem in problems if problem]
 
 
 def inspection(view: Document) -> list[Block]:
@@ -78,6 +99,7 @@ def inspection(view: Document) -> list[Block]:
         ("tensors", f"{view.whole('tensor_count')}, {size(view.whole('weight_bytes'))}"),
         ("reasoning", clean(", ".join(view.texts("reasoning") if view.has("reasoning") else ()))),
         ("trained for", _number(view, "trained_context_tokens", " tokens")),
+        ("rope", clean(_rope(view.maybe_child("rope")))),
         ("vocabulary", _number(view, "vocabulary_size", " tokens")),
         ("embedding", _number(view, "embedding_length", " values")),
         ("layers", _number(view, "block_count")),
@@ -85,6 +107,7 @@ def inspection(view: Document) -> list[Block]:
         ("window", _number(view, "sliding_window_tokens", " tokens in sliding layers")),
         *(("heads", line) for line in _heads(view.children("layers"))),
         ("projector", clean(view.maybe_text("projector") or "")),
+        *((label, clean(line)) for label, line in _senses(view.maybe_child("projector_facts"))),
         ("drafter", clean(view.maybe_text("drafter") or "")),
     ]
     blocks: list[Block] = [pairs([row for row in rows if row[1]])]
@@ -117,11 +140,29 @@ def _model_row(view: Document) -> tuple[str, ...]:
         str(view.maybe_whole("trained_context_tokens") or "-"),
         _price(view, "kv_bytes_per_token"),
         f"{mib(slot_bytes)} MiB" if slot_bytes else "-",
+        clean(view.maybe_text("verdict") or "-"),
+        _plan(view),
+        _speed(view),
+        clean(view.maybe_text("evidence") or "-"),
         _state(view),
     )
 
 
+def _plan(view: Document) -> str:
+    """Slots x window."""
+    slots, window = view.maybe_whole("parallel"), view.maybe_whole("window_tokens")
+    return f"{slots} x {window:,}" if slots and window else "-"
+
+
+def _speed(view: Document) -> str:
+    """A measured speed with what differs here; it is never shown without."""
+    speed = view.maybe_child("speed")
+    return clean(f"{speed.real('tokens_per_s'):g}, {speed.text('qualifier')}") if speed else "-"
+
+
 def _state(view: Document) -> str:
+    if view.has("on_disk") and not view.truth("on_disk"):
+        return "download"
     problem = view.maybe_child("problem")
     if not problem:
         return clean(view.maybe_text("state") or "-")
@@ -150,6 +191,55 @@ def _price(view: Document, key: str) -> str:
 def _number(view: Document, key: str, unit: str = "") -> str:
     value = view.maybe_whole(key)
     return f"{value}{unit}" if value else ""
+
+
+def _rope(rope: Document | None) -> str:
+    """Rotary position embedding in one line; what is usual is left out."""
+    if rope is None:
+        return ""
+    sections = tuple(rope.wholes("sections") if rope.has("sections") else ())
+    while sections and not sections[-1]:
+        sections = sections[:-1]
+    sliding = f" ({rope.real('sliding_base'):,.10g} in sliding layers)" if rope.has("sliding_base") else ""
+    parts = [f"base {rope.real('base'):,.10g}{sliding}", f"{rope.whole('dimensions')} values of a head"]
+    if sections:
+        parts.append(f"sections of {', '.join(map(str, sections))}")
+    if rope.text("scaling") != "none" or rope.real("factor") != 1:
+        original = rope.maybe_whole("original_context_tokens")
+        stretched = f" from {original} tokens" if original else ""
+        parts.append(f"{rope.text('scaling')} x {rope.real('factor'):g}{stretched}")
+    if rope.truth("own_factors"):
+        parts.append("factors of its own")
+    return ", ".join(parts)
+
+
+def _senses(facts: Document | None) -> Iterator[tuple[str, str]]:
+    """What a projector adds, a line for each sense."""
+    if facts is None:
+        return
+    kind = facts.maybe_text("type") or "of an unknown type"
+    length = facts.maybe_whole("projection_length")
+    into = f", into {length} values" if length else ""
+    if facts.truth("sees"):
+        yield "sees", kind + "".join(_images(facts)) + into
+    if facts.truth("hears"):
+        yield "hears", "yes" if facts.truth("sees") else kind + into
+
+
+def _images(facts: Document) -> Iterator[str]:
+    size, tokens = facts.maybe_whole("image_size"), facts.maybe_whole("image_tokens")
+    patch, merge = facts.maybe_whole("patch_size"), facts.maybe_whole("merge_size")
+    most = facts.maybe_whole("image_max_pixels")
+    if size and tokens:
+        yield f", images of {size} x {size} pixels, {tokens} tokens each"
+    elif size:
+        yield f", usual image {size} x {size} pixels"
+    if patch and not tokens:
+        yield f", patches of {patch} x {patch} pixels"
+        if merge:
+            yield f", {merge * merge} to a token"
+    if most:
+        yield f", at most {most:,} pixels"
 
 
 def _experts(view: Document) -> str:

@@ -6,25 +6,23 @@ import functools
 import io
 import math
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 
-from lllm3090ctl import checkpoints, loading, render
+from lllm3090ctl import checkpoints, engines, loading, plans, render
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure
 from lllm3090ctl.output import Screen
+from lllm3090ctl.plan_options import card_options, plan_body, plan_options
 from lllm3090ctl.progress import display
-from lllm3090ctl.text import clean
+from lllm3090ctl.text import clean, named, shell_word
 
 DISTRIBUTION = "lllm3090"
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-MOST_CONTEXT_TOKENS = 1 << 28
-MOST_SLOTS = 256
 MOST_LOG_LINES = 10_000
 
 _Function = Callable[..., Any]
@@ -97,52 +95,19 @@ def _command(*, streaming: bool = False) -> Callable[[_Function], _Function]:
 
 
 def _checked_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
-    """A name that can travel as JSON: not empty, and text."""
+    """A name as the daemon has it; models whose directory is no UTF-8 are listed with escapes."""
     if not name:
         raise click.BadParameter("a name cannot be empty.")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter(f"{name!r} is not valid UTF-8.") from None
-    return name
+    return named(name)
+
+
+def _checked_optional_name(
+    context: click.Context, parameter: click.Parameter, name: str | None
+) -> str | None:
+    return None if name is None else _checked_name(context, parameter, name)
 
 
 _name_argument = click.argument("name", callback=_checked_name)
-
-
-def _plan_options(function: _Function) -> _Function:
-    """The options that ``load`` and ``plan`` share."""
-    for option in (
-        click.option(
-            "--cache-type",
-            type=click.Choice(CACHE_TYPES),
-            help="Type of K and V in the KV cache. Smaller types hold more context."
-            " Default: the daemon's setting.",
-        ),
-        click.option(
-            "--parallel",
-            type=click.IntRange(1, MOST_SLOTS),
-            metavar="N",
-            help="Slots: conversations served at the same time. They share the context evenly.",
-        ),
-        click.option(
-            "--context",
-            type=click.IntRange(1, MOST_CONTEXT_TOKENS),
-            metavar="N",
-            help="Context of all slots together, in tokens."
-            " Default: the largest that fits and the model was trained for.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def _plan_body(
-    name: str, context: int | None, parallel: int | None, cache_type: str | None
-) -> dict[str, object]:
-    """The request: what is left out is the planner's choice."""
-    chosen = {"context_tokens": context, "parallel": parallel, "cache_type": cache_type}
-    return {"model": name} | {key: value for key, value in chosen.items() if value is not None}
 
 
 @click.group("lllm3090ctl", cls=Edge, context_settings={"help_option_names": ["-h", "--help"]})
@@ -158,7 +123,7 @@ def _plan_body(
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True, max=86400),
     metavar="SECONDS",
-    help="How long to wait for an answer. Default: 30; plan and load 120; unload 300."
+    help="How long to wait for an answer. Default: 30; models, plan, load and engine 120; unload 300."
     " What follows in a stream may take any time.",
 )
 @click.version_option(package_name=DISTRIBUTION, prog_name="lllm3090ctl", message="%(prog)s %(version)s")
@@ -183,13 +148,13 @@ def cli(context: click.Context, socket_path: str | None, timeout_s: float | None
         raise click.BadParameter("nan is not a number of seconds.", param_hint="--timeout")
     command = "lllm3090ctl"
     if socket_path is not None:
-        command += f" --socket {shlex.quote(socket_path)}"
+        command += f" --socket {shell_word(socket_path)}"
     context.obj = Client(socket_path or default_socket_path(), timeout_s, command)
 
 
 @cli.command()
 @_name_argument
-@_plan_options
+@plan_options
 @click.option(
     "--cancel-on-interrupt",
     is_flag=True,
@@ -204,11 +169,9 @@ def load(
     screen: Screen,
     *,
     name: str,
-    context: int | None,
-    parallel: int | None,
-    cache_type: str | None,
     cancel_on_interrupt: bool,
     quiet: bool,
+    **options: Any,
 ) -> int:
     """Load a model and wait until it answers.
 
@@ -220,7 +183,7 @@ def load(
       lllm3090ctl load smollm2
       lllm3090ctl load qwen-27b --context 32768 --parallel 2 --cache-type q8_0
     """
-    body = _plan_body(name, context, parallel, cache_type) | {"token": loading.new_token()}
+    body = plan_body(name, options) | {"token": loading.new_token()}
     with display(name, screen, quiet) as shown:
         last = loading.load(client, body, shown, cancel_on_interrupt)
     if last.text("kind") == "failed":
@@ -265,36 +228,41 @@ def ps(client: Client, screen: Screen) -> int:
 
 
 @cli.command()
+@click.option("--catalogue", is_flag=True, help="Also models that can be downloaded and are not on disk.")
 @_command()
-def models(client: Client, screen: Screen) -> int:
-    """List the models on disk, and why some cannot be loaded.
+def models(client: Client, screen: Screen, catalogue: bool) -> int:
+    """List the models on disk, what each would get, and why some cannot be loaded.
 
     CONTEXT is the number of tokens a model was trained for, B/TOKEN what the cache takes for one of them, in
-    bytes, and SLOT what its recurrent states take for each conversation. Projectors and drafters that go with
-    a model stand below the table.
+    bytes, and SLOT what its recurrent states take for each conversation. VERDICT and PLAN (slots x window) are for
+    the card as if nothing were loaded. Projectors and drafters that go with a model stand below the table.
 
     \b
-    Example:
+    Examples:
       lllm3090ctl models
+      lllm3090ctl models --catalogue
     """
-    listing = client.models()
+    listing = client.models(catalogue)
     screen.result(listing.members, checkpoints.models(listing))
     return ExitStatus.OK
 
 
-def _inspect_body(_context: click.Context, parameter: click.Parameter, given: str) -> dict[str, object]:
+def _inspect_body(context: click.Context, parameter: click.Parameter, given: str) -> dict[str, object]:
     """The request: a path where it looks like one or such a file is there, else a model's name."""
-    name = _checked_name(_context, parameter, given)
+    name = _checked_name(context, parameter, given)
     # No pathlib, for speed.
-    is_file = os.path.lexists(name) and not os.path.isdir(name)  # noqa: PTH112
-    if not (is_file or name.startswith(("/", "./", "../"))):
+    is_file = os.path.lexists(given) and not os.path.isdir(given)  # noqa: PTH112
+    if not (is_file or given.startswith(("/", "./", "../"))):
         return {"model": name}
     try:
-        path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
-        path.encode()
-    except (OSError, UnicodeEncodeError) as error:
+        path = os.path.join(os.getcwd(), given)  # noqa: PTH109, PTH118
+    except OSError as error:
         raise click.BadParameter(f"the working directory of {name!r} cannot be named: {error}") from None
-    return {"path": path}
+    raw = os.fsencode(path)
+    try:
+        return {"path": raw.decode()}
+    except UnicodeDecodeError:  # a file: URI names any bytes
+        return {"path": f"file://{quote(raw)}"}
 
 
 @cli.command()
@@ -318,30 +286,28 @@ def inspect(client: Client, screen: Screen, body: dict[str, object]) -> int:
 
 @cli.command()
 @_name_argument
-@_plan_options
+@plan_options
+@card_options
+@click.option(
+    "--explain", is_flag=True, help="Show the formula and origin of each line, and what else could be had."
+)
 @_command()
-def plan(
-    client: Client,
-    screen: Screen,
-    *,
-    name: str,
-    context: int | None,
-    parallel: int | None,
-    cache_type: str | None,
-) -> int:
+def plan(client: Client, screen: Screen, *, name: str, explain: bool, **options: Any) -> int:
     """Show what loading a model would take, without loading it.
 
     The price line by line, what the card can give, whether it fits (exit status 5 if not), and the command
-    line of the engine.
+    line of the engine. With --card, --vram, --desktop, --headless or --backend the plan is for a card with nothing on
+    it. A model that is not on disk but in the catalogue gets a preview.
 
     \b
     Examples:
       lllm3090ctl plan smollm2
       lllm3090ctl plan qwen-27b --context 131072 --cache-type q4_0
+      lllm3090ctl plan qwen-27b --vram 16GiB --headless --explain
     """
-    view = client.plan(_plan_body(name, context, parallel, cache_type))
-    screen.result(view.members, render.plan(view))
-    return ExitStatus.OK if view.truth("fits") else ExitStatus.REFUSED
+    view = client.plan(plan_body(name, options))
+    screen.result(view.members, plans.plan(view, explain))
+    return ExitStatus.OK if plans.succeeds(view) else ExitStatus.REFUSED
 
 
 @cli.command()
@@ -354,7 +320,80 @@ def status(client: Client, screen: Screen) -> int:
       lllm3090ctl status
     """
     view = client.status()
-    screen.result(view.members, render.status(view, client.path))
+    screen.result(view.members, render.status(view, client.shown_path))
+    return ExitStatus.OK
+
+
+@cli.group()
+def engine() -> None:
+    """Show the llama-server builds on this computer, and choose the one that models are started with.
+
+    A choice takes effect at the next start of a model; what runs goes on with what it has.
+
+    \b
+    Examples:
+      lllm3090ctl engine list
+      lllm3090ctl engine show
+      lllm3090ctl engine select b11434-cuda-sm86
+    """
+
+
+@engine.command("list")
+@_command()
+def engine_list(client: Client, screen: Screen) -> int:
+    """List the builds, best first, and say which one the next start uses.
+
+    RELEASE is that of llama.cpp; "stale" is another one than the daemon expects. USE tells whether a build can be
+    chosen.
+
+    \b
+    Example:
+      lllm3090ctl engine list
+    """
+    listing = client.engines()
+    screen.result(listing.members, engines.engines(listing))
+    return ExitStatus.OK
+
+
+@engine.command("show")
+@click.argument("name", required=False, callback=_checked_optional_name)
+@_command()
+def engine_show(client: Client, screen: Screen, name: str | None) -> int:
+    """Show what a build is and what it can do: version, digest, devices, every option.
+
+    Without NAME, the build that the next start uses.
+
+    \b
+    Examples:
+      lllm3090ctl engine show
+      lllm3090ctl engine show managed --json
+    """
+    if name is None:
+        listing = client.engines()
+        name = listing.maybe_text("next")
+        if name is None:
+            raise as_failure(listing.child("next_problem").members)
+    view = client.engine(name)
+    screen.result(view.members, engines.details(view))
+    return ExitStatus.OK
+
+
+@engine.command("select")
+@click.argument("name", required=False, callback=_checked_optional_name)
+@click.option("--automatic", is_flag=True, help="Forget the choice: the best build by its place is used.")
+@_command()
+def engine_select(client: Client, screen: Screen, name: str | None, automatic: bool) -> int:
+    """Choose the build that models are started with from now on.
+
+    \b
+    Examples:
+      lllm3090ctl engine select b11434-cuda-sm86
+      lllm3090ctl engine select --automatic
+    """
+    if (name is None) is not automatic:
+        raise click.UsageError("Give either NAME or --automatic.")
+    listing = client.select_engine(name)
+    screen.result(listing.members, engines.selected(listing))
     return ExitStatus.OK
 
 

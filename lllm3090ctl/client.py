@@ -15,6 +15,7 @@ from urllib.parse import quote
 from lllm3090ctl.documents import Document, excerpt, parse
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure, bad_answer, own_failure
+from lllm3090ctl.text import named
 
 SUN_PATH_BYTES = 108  # unix(7), with the final NUL
 ANSWER_TIMEOUT_S = 30.0  # a socket-activated daemon has to start first
@@ -137,6 +138,7 @@ class Client:
 
     def __init__(self, path: str, timeout_s: float | None = None, command: str = "lllm3090ctl") -> None:
         self.path = path
+        self.shown_path = named(path)
         self.command = command
         self._timeout_s = timeout_s
 
@@ -148,13 +150,26 @@ class Client:
         """``GET /v1/status``."""
         return self._ask("GET", "/v1/status")
 
-    def models(self) -> Document:
-        """``GET /v1/models``."""
-        return self._ask("GET", "/v1/models")
+    def models(self, with_catalogue: bool = False) -> Document:
+        """``GET /v1/models``; makes the plans that are not known yet."""
+        target = "/v1/models?catalogue=1" if with_catalogue else "/v1/models"
+        return self._ask("GET", target, timeout_s=PLAN_TIMEOUT_S)
 
     def instances(self) -> Document:
         """``GET /v1/instances``."""
         return self._ask("GET", "/v1/instances")
+
+    def engines(self) -> Document:
+        """``GET /v1/engines``; asks each build that is not known yet."""
+        return self._ask("GET", "/v1/engines", timeout_s=PLAN_TIMEOUT_S)
+
+    def engine(self, name: str) -> Document:
+        """``GET /v1/engines/{name}``."""
+        return self._ask("GET", f"/v1/engines/{quote(name, safe='')}", timeout_s=PLAN_TIMEOUT_S)
+
+    def select_engine(self, name: str | None) -> Document:
+        """``POST /v1/engines/select``; None leaves the choice to the daemon."""
+        return self._ask("POST", "/v1/engines/select", {"engine": name}, PLAN_TIMEOUT_S)
 
     def inspect(self, body: Mapping[str, object]) -> Document:
         """``POST /v1/inspect``."""
@@ -259,7 +274,7 @@ class Client:
                 "socket_path_too_long",
                 "A socket path is too long",
                 f"The path of the control socket has {len(encoded)} bytes, a Unix socket's path has at most"
-                f" {SUN_PATH_BYTES - 1}: {self.path}",
+                f" {SUN_PATH_BYTES - 1}: {self.shown_path}",
                 exit_status=ExitStatus.CONFIG,
                 hint="Set LLLM3090_RUNTIME_DIR to a shorter directory, for the daemon and for lllm3090ctl.",
             )
@@ -270,7 +285,7 @@ class Client:
             raise own_failure(
                 "socket_forbidden",
                 "This socket belongs to another user",
-                f"The control socket {self.path} may not be opened by this user (uid {os.getuid()}).",
+                f"The control socket {self.shown_path} may not be opened by this user (uid {os.getuid()}).",
                 exit_status=ExitStatus.FORBIDDEN,
                 hint="The daemon serves one user each. Start your own: systemctl --user start lllm3090d",
             ) from error
@@ -306,7 +321,7 @@ class Client:
             raise self.lost() from error
         except http.client.HTTPException as error:
             raise bad_answer(
-                f"What listens on {self.path} does not speak HTTP ({type(error).__name__})."
+                f"What listens on {self.shown_path} does not speak HTTP ({type(error).__name__})."
             ) from error
         except OSError as error:
             raise self.lost(error) from error
@@ -344,7 +359,7 @@ class Client:
         return own_failure(
             "daemon_silent",
             "The daemon does not answer",
-            f"The daemon listens on {self.path} but did not answer {limit}.",
+            f"The daemon listens on {self.shown_path} but did not answer {limit}.",
             exit_status=ExitStatus.UNREACHABLE,
             hint="See what it is doing: journalctl --user -u lllm3090d -n 20\n"
             "Wait longer: lllm3090ctl --timeout SECONDS ...\n"

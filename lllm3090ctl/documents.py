@@ -80,6 +80,10 @@ class Document:
         """A member that is an array of strings."""
         return tuple(self._array(key, str, "an array of strings"))
 
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A member that is an array of integers."""
+        return tuple(self._array(key, int, "an array of integers"))
+
     def _array(self, key: str, kind: type[_T], expected: str) -> list[_T]:
         value = self.members.get(key)
         if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from lllm3090ctl.documents import Document
@@ -12,38 +11,6 @@ from lllm3090ctl.text import Block, Column, Table, align, clean, mib, mib_up, pa
 ON_CARD = "card"
 HOST_KIND = "cpu"
 MOST_LISTED = 40
-
-
-def plan(view: Document) -> list[Block]:
-    """The ledger of a plan: price, budget, verdict, command line."""
-    card_bytes, available_bytes = view.whole("card_bytes"), view.whole("available_bytes")
-    on_host = view.maybe_text("card_kind") == HOST_KIND
-    price = [
-        *_item_rows(view.children("items"), on_host),
-        _sum_row(card_bytes, on_host),
-    ]
-    if not on_host:
-        price.append(("sum in host memory", mib(view.whole("host_bytes")), "", "", ""))
-    return [
-        pairs(
-            [
-                ("model", clean(view.text("model"))),
-                ("kind", clean(f"{view.text('architecture')}, {view.text('quantisation')}")),
-                ("file", clean(view.text("path"))),
-                ("context", _context(view)),
-                ("limited by", clean(view.text("capped_by"))),
-            ]
-        ),
-        "",
-        Table(ITEM_COLUMNS, tuple(price)),
-        "",
-        Table(BUDGET_COLUMNS, tuple(_budget_rows(view.children("budget"), available_bytes))),
-        "",
-        _verdict(view.truth("fits"), card_bytes, available_bytes),
-        "",
-        "The engine's command line:",
-        clean(shlex.join(view.texts("argv"))),
-    ]
 
 
 def instances(listing: Document) -> list[Block]:
@@ -75,11 +42,15 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("card", card.maybe_child("problem")),
         ("engine", view.maybe_child("engine_problem")),
         ("engine", _engine_problem(view)),
+        ("engine", view.maybe_child("engine_choice_problem")),
         ("state", view.maybe_child("state_problem")),
+        ("models", view.maybe_child("watch_problem")),
     ):
         if problem:
             lines.append(f"{owner}: {problem_line(problem)}")
     views = view.children("instances")
+    if view.has("running_engines"):
+        lines += other_engines(view.children("running_engines"))
     lines.append("")
     lines.append(align(_instance_table(views)) if views else "No model is loaded.")
     return [*lines, *_instance_failures(views)]
@@ -107,7 +78,7 @@ def loaded(line: Document) -> list[Block]:
     measured = view.maybe_whole("measured_bytes")
     return [
         f"{clean(view.text('name'))} is ready after {line.real('elapsed_s'):.1f} s:"
-        f" context {_context(view)};"
+        f" context {context_text(view)};"
         f" reserved {mib(view.whole('reserved_bytes'))} MiB,"
         f" measured {f'{mib(measured)} MiB' if measured is not None else 'nothing yet'};"
         f" endpoint {clean(view.text('endpoint'))}"
@@ -119,12 +90,12 @@ def admitted(line: Document, name: str) -> str:
     plan_view, instance = line.maybe_child("plan"), line.maybe_child("instance")
     if plan_view:
         return (
-            f"{clean(plan_view.text('model'))}: admitted, context {_context(plan_view)};"
+            f"{clean(plan_view.text('model'))}: admitted, context {context_text(plan_view)};"
             f" {mib(plan_view.whole('card_bytes'))} of {mib(plan_view.whole('available_bytes'))} MiB"
         )
     if instance:
         return (
-            f"{clean(instance.text('name'))}: admitted, context {_context(instance)};"
+            f"{clean(instance.text('name'))}: admitted, context {context_text(instance)};"
             f" reserved {mib(instance.whole('reserved_bytes'))} MiB"
         )
     return f"{clean(name)}: admitted"
@@ -182,11 +153,12 @@ ITEM_COLUMNS = (
 BUDGET_COLUMNS = (Column("BUDGET"), Column("MIB", right=True), Column("ORIGIN"))
 
 
-def _sum_row(size_bytes: int, on_host: bool) -> tuple[str, ...]:
+def sum_row(size_bytes: int, on_host: bool) -> tuple[str, ...]:
+    """The last row of a quote."""
     return ("sum" if on_host else "sum on the card", mib(size_bytes), "", "", "")
 
 
-def _item_rows(items: Sequence[Document], on_host: bool) -> list[tuple[str, ...]]:
+def item_rows(items: Sequence[Document], on_host: bool) -> list[tuple[str, ...]]:
     """Rows of a quote; where host memory takes the card's place, nothing is said to be on a card."""
     return [
         (
@@ -200,7 +172,8 @@ def _item_rows(items: Sequence[Document], on_host: bool) -> list[tuple[str, ...]
     ]
 
 
-def _budget_rows(lines: Sequence[Document], available_bytes: int) -> list[tuple[str, ...]]:
+def budget_rows(lines: Sequence[Document], available_bytes: int) -> list[tuple[str, ...]]:
+    """Rows of a budget, with what is left."""
     rows = [
         (clean(line.text("name")), _signed(line.whole("bytes")), clean(line.text("origin")))
         for line in lines
@@ -210,14 +183,6 @@ def _budget_rows(lines: Sequence[Document], available_bytes: int) -> list[tuple[
 
 def _signed(size_bytes: int) -> str:
     return f"+{mib(size_bytes)}" if size_bytes > 0 else mib(size_bytes)
-
-
-def _verdict(fits: bool, card_bytes: int, available_bytes: int) -> str:
-    if fits:
-        return f"It fits, with {mib(available_bytes - card_bytes)} MiB to spare."
-    if card_bytes > available_bytes:
-        return f"It does not fit: {mib_up(card_bytes - available_bytes)} MiB are missing."
-    return "It does not fit."
 
 
 def _ledger(details: Document) -> list[Block]:
@@ -230,7 +195,7 @@ def _ledger(details: Document) -> list[Block]:
         items = details.children("items")
         needed = sum(item.whole("bytes") for item in items if item.text("place") == ON_CARD)
         on_host = details.maybe_text("card_kind") == HOST_KIND
-        needs = (*_item_rows(items, on_host), _sum_row(needed, on_host))
+        needs = (*item_rows(items, on_host), sum_row(needed, on_host))
         blocks += ["", Table(ITEM_COLUMNS, needs)]
     available = details.maybe_whole("available_bytes")
     if available is None:
@@ -239,7 +204,7 @@ def _ledger(details: Document) -> list[Block]:
         budget = details.children("budget")
         if available is None:
             available = sum(line.whole("bytes") for line in budget)
-        blocks += ["", Table(BUDGET_COLUMNS, tuple(_budget_rows(budget, available)))]
+        blocks += ["", Table(BUDGET_COLUMNS, tuple(budget_rows(budget, available)))]
     if needed is not None and available is not None:
         rows = [("needed", mib(needed)), ("available", mib(available))]
         if needed > available:
@@ -281,7 +246,8 @@ def problem_line(problem: Document) -> str:
     return clean(_problem_text(problem) + (f" Hint: {hint}" if isinstance(hint, str) else ""))
 
 
-def _context(view: Document) -> str:
+def context_text(view: Document) -> str:
+    """Context, slots and cache of a plan or an instance."""
     slots = view.whole("parallel")
     shape = "1 slot" if slots == 1 else f"{slots} slots of {view.whole('window_tokens')}"
     key, value = view.text("cache_type_k"), view.text("cache_type_v")
@@ -355,8 +321,25 @@ def _engine(view: Document) -> str:
         engine.maybe_text("backend") or "backend unknown",
     ]
     facts += engine.texts("devices")
-    facts.append(f"from {engine.text('source')}" + (", locked" if engine.truth("locked") else ""))
+    if engine.has("stale") and engine.truth("stale"):
+        facts.append(f"stale: {engine.text('tag')}")
+    how = ", locked" if engine.truth("locked") else ""
+    if not how and engine.has("name") and view.maybe_text("engine_choice") == engine.text("name"):
+        how = ", chosen"
+    facts.append(f"from {engine.text('source')}{how}")
     return clean(f"{engine.text('server')} ({'; '.join(facts)})")
+
+
+def other_engines(running: Sequence[Document]) -> list[Block]:
+    """Models that run with another engine than the next start would use."""
+    return [
+        clean(
+            f"{each.text('model')} runs with another engine,"
+            f" {each.maybe_text('server') or 'of an older release'} ({each.text('version')}), until it is loaded again."
+        )
+        for each in running
+        if not each.truth("is_next")
+    ]
 
 
 def _engine_problem(view: Document) -> Document | None:

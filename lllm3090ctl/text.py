@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,6 +46,27 @@ def clean(text: str, keep: str = "") -> str:
         if character.isprintable() or character in keep
         else character.encode("unicode_escape").decode("ascii")
         for character in text
+    )
+
+
+def named(text: str) -> str:
+    """An argument or path as JSON can carry it and as the daemon names it: bytes that are no UTF-8 as escapes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(text).decode("utf-8", "backslashreplace")
+    return text
+
+
+def shell_word(text: str) -> str:
+    """An argument as it can be typed again, in bash also where it is no UTF-8."""
+    if named(text) == text:
+        return shlex.quote(text)
+    raw = os.fsencode(text)
+    return (
+        "$'"
+        + "".join(chr(b) if b < 128 and (chr(b).isalnum() or b in b"/._-") else f"\\x{b:02x}" for b in raw)
+        + "'"
     )
 
 

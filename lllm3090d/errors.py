@@ -47,6 +47,7 @@ class ErrorCode(enum.StrEnum):
     AMBIGUOUS_MODEL = "ambiguous_model"
     NO_MODELS = "no_models"
     MODELS_DIR_UNREADABLE = "models_dir_unreadable"
+    LIBRARY_UNWATCHED = "library_unwatched"
     NOT_LOADED = "not_loaded"
     NO_SUCH_LOAD = "no_such_load"
     LOADED_DIFFERENTLY = "loaded_differently"
@@ -57,6 +58,9 @@ class ErrorCode(enum.StrEnum):
     INSUFFICIENT_MEMORY = "insufficient_memory"
     CARD_UNREADABLE = "card_unreadable"
     ENGINE_NOT_FOUND = "engine_not_found"
+    UNKNOWN_ENGINE = "unknown_engine"
+    ENGINE_LOCKED = "engine_locked"
+    ENGINE_CHOICE_IGNORED = "engine_choice_ignored"
     ENGINE_NOT_EXECUTABLE = "engine_not_executable"
     ENGINE_UNUSABLE = "engine_unusable"
     ENGINE_FAILED = "engine_failed"
@@ -103,16 +107,20 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.AMBIGUOUS_MODEL, "The name fits several models", 409, ExitStatus.NOT_FOUND),
     (ErrorCode.NO_MODELS, "There are no models", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.MODELS_DIR_UNREADABLE, "The models directory cannot be read", 503, ExitStatus.CONFIG),
+    (ErrorCode.LIBRARY_UNWATCHED, "The models directory is not watched", 503, ExitStatus.FAILURE),
     (ErrorCode.NOT_LOADED, "The model is not loaded", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.NO_SUCH_LOAD, "No such load", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.LOADED_DIFFERENTLY, "The model is loaded with other values", 409, ExitStatus.REFUSED),
     (ErrorCode.BAD_CHECKPOINT, "The model file is damaged", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.INCOMPLETE_CHECKPOINT, "Parts of the model are missing", 422, ExitStatus.BAD_CHECKPOINT),
-    (ErrorCode.UNSUPPORTED_ARCHITECTURE, "Unknown architecture", 422, ExitStatus.BAD_CHECKPOINT),
+    (ErrorCode.UNSUPPORTED_ARCHITECTURE, "Unsupported kind of model", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.UNSUPPORTED_COMBINATION, "The engine refuses this combination", 422, ExitStatus.REFUSED),
     (ErrorCode.INSUFFICIENT_MEMORY, "It does not fit", 507, ExitStatus.REFUSED),
     (ErrorCode.CARD_UNREADABLE, "The card's memory cannot be read", 503, ExitStatus.FAILURE),
     (ErrorCode.ENGINE_NOT_FOUND, "No llama-server was found", 503, ExitStatus.ENGINE),
+    (ErrorCode.UNKNOWN_ENGINE, "No such engine is offered", 404, ExitStatus.NOT_FOUND),
+    (ErrorCode.ENGINE_LOCKED, "The environment decides on the engine", 409, ExitStatus.REFUSED),
+    (ErrorCode.ENGINE_CHOICE_IGNORED, "The choice of an engine is ignored", 503, ExitStatus.ENGINE),
     (ErrorCode.ENGINE_NOT_EXECUTABLE, "llama-server cannot be executed", 503, ExitStatus.ENGINE),
     (ErrorCode.ENGINE_UNUSABLE, "This llama-server cannot be used", 503, ExitStatus.ENGINE),
     (ErrorCode.ENGINE_FAILED, "The engine ended", 502, ExitStatus.ENGINE),

@@ -19,9 +19,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.planner import CacheType
+from lllm3090d.planning.cache import CacheType
+from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
+from lllm3090d.planning.slots import SlotPolicy
 
 ENVIRONMENT_PREFIX = "LLLM3090_"
+PINNED_ENGINE = "b11434"  # upstream tag whose memory layout this release of the daemon knows to the byte
 # Set for programs around the daemon (installer, client, tests), so not mistaken for a misspelt setting.
 FOREIGN_VARIABLES = frozenset({"LLLM3090_PREFIX", "LLLM3090_CONFIG", "LLLM3090_RECORD", "LLLM3090_RUN"})
 
@@ -110,8 +113,20 @@ class Settings(BaseModel):
         default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share") / "lllm3090" / "engines",
         description="further engine builds, one directory each",
     )
+    catalogue_file: Path = Field(
+        default_factory=lambda: _xdg("XDG_CONFIG_HOME", ".config") / "lllm3090" / "catalogue.json",
+        description="further models of the catalogue, or other figures for those in it",
+    )
+    engine_pin: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        default=PINNED_ENGINE,
+        description="release of llama.cpp that is expected; builds of others are marked",
+    )
     aliases: Mapping[str, str] = Field(
         default_factory=dict, description="short names: alias = name of a model below models_dir"
+    )
+    extra_arguments: Mapping[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="further arguments for the engine: name of a model, or * for all = list of words",
     )
     card: CardChoice = Field(default=CardChoice.AUTO, description="which memory is managed")
     desktop: Desktop = Field(
@@ -130,6 +145,32 @@ class Settings(BaseModel):
     cache_type: CacheType = Field(
         default=CacheType.Q8_0, description="type of the KV cache unless another is asked for"
     )
+    slot_policy: SlotPolicy = Field(
+        default=SlotPolicy.BALANCED, description="how slots are chosen where nobody gives their number"
+    )
+    offload: Offload = Field(
+        default=Offload.RESIDENT,
+        description="whether layers or experts may be left in host memory for a useful window",
+    )
+    drafting: Drafting = Field(
+        default=Drafting.AUTO,
+        description="whether models with blocks for multi-token prediction draft for themselves",
+    )
+    draft_tokens: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=3, description="longest draft (--spec-draft-n-max)"
+    )
+    projector: ProjectorPlace = Field(
+        default=ProjectorPlace.AUTO,
+        description="where the projector of a model that sees is; auto is the card unless that costs a quarter of"
+        " the window",
+    )
+    image_max_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        default=0,
+        description="most tokens of an image (--image-max-tokens); 0 for what the projector's file says",
+    )
+    compute_buffer_factor: Annotated[float, Field(ge=1, le=4)] = Field(
+        default=1.0, description="factor on the formulas of compute buffers, for builds that need more"
+    )
     micro_batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
         default=512, description="tokens computed at once (-ub)"
     )
@@ -138,6 +179,10 @@ class Settings(BaseModel):
     )
     context_checkpoints: Annotated[int, Field(ge=0, le=256)] = Field(
         default=8, description="context checkpoints of one slot in host memory (--ctx-checkpoints)"
+    )
+    checkpoint_min_step_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
+        default=8192,
+        description="least tokens between context checkpoints at older messages (--checkpoint-min-step)",
     )
     prompt_cache_mib: Mib = Field(
         default=1024, description="MiB of host memory for finished prompts (--cache-ram)"
@@ -164,7 +209,9 @@ class Settings(BaseModel):
             raise ValueError("true and false are for flags only")
         return value
 
-    @field_validator("models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir", mode="after")
+    @field_validator(
+        "models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir", "catalogue_file", mode="after"
+    )
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         try:
@@ -191,6 +238,11 @@ class Settings(BaseModel):
 
 
 INTERNAL_KEYS = frozenset({"llama_dir_from_env"})
+# Settings that are a table in the file and a JSON object in the environment.
+EXAMPLES_OF_TABLES = {
+    "aliases": '{"qwen": "Qwen3.8-27B"}',
+    "extra_arguments": '{"*": ["--threads", "8"]}',
+}
 SETTING_KEYS = tuple(key for key in Settings.model_fields if key not in INTERNAL_KEYS)
 
 
@@ -266,8 +318,8 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
             unknown.append(name)
         elif text == "":
             continue  # blanked is unset
-        elif key == "aliases":
-            values[key] = _json_table(name, text)
+        elif key in EXAMPLES_OF_TABLES:
+            values[key] = _json_table(name, text, EXAMPLES_OF_TABLES[key])
         else:
             values[key] = text
     if unknown:
@@ -282,13 +334,13 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _json_table(name: str, text: str) -> Any:
+def _json_table(name: str, text: str, example: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
-            f'environment: {name} is not a JSON object such as {{"qwen": "Qwen3.8-27B"}}: {error}',
+            f"environment: {name} is not a JSON object such as {example}: {error}",
             hint="Correct the variable.",
         ) from error
 
@@ -310,10 +362,11 @@ def setting_kind(key: str) -> str:
     annotation = Settings.model_fields[key].annotation
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return " | ".join(str(member.value) for member in annotation)
-    names: dict[Any, Literal["path", "flag", "whole number", "seconds"]] = {
+    names: dict[Any, Literal["path", "text", "flag", "whole number", "number"]] = {
         Path: "path",
+        str: "text",
         bool: "flag",
         int: "whole number",
-        float: "seconds",
+        float: "number",
     }
     return names.get(annotation, "table")

@@ -9,60 +9,89 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.checkpoints.classify import DraftMethod, Kind
 from lllm3090d.checkpoints.facts import LayerKind
-from lllm3090d.engines.capabilities import Backend
+from lllm3090d.engines.capabilities import Backend, BuildKind
 from lllm3090d.gpus.readings import CardKind
-from lllm3090d.planning.planner import CacheType, CappedBy
-from lllm3090d.planning.quote import Evidence, Place
+from lllm3090d.planning.planner import CacheType
+from lllm3090d.planning.quote import Evidence
+from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.wire_plans import (
+    BudgetLineView,
+    DownloadView,
+    LineItemView,
+    LoadBody,
+    PlanBody,
+    PlannedCardView,
+    PlanOptions,
+    PlanView,
+    SpeedView,
+)
+from lllm3090d.wire_types import Name, Request, Response, Token
 
-Tokens = Annotated[int, Field(ge=1, le=1 << 28)]
-Slots = Annotated[int, Field(ge=1, le=256)]
-Name = Annotated[str, Field(min_length=1, max_length=255)]
-Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+__all__ = [
+    "MOST_URI_CHARACTERS",
+    "BudgetLineView",
+    "CancelBody",
+    "Cancelled",
+    "CardView",
+    "ContextCostView",
+    "DownloadView",
+    "EngineBuildView",
+    "EngineDetails",
+    "EngineOptionView",
+    "EngineView",
+    "Engines",
+    "Event",
+    "EventKind",
+    "InspectBody",
+    "InspectView",
+    "InstanceView",
+    "Instances",
+    "LayerView",
+    "LineItemView",
+    "LoadBody",
+    "LoadLine",
+    "LoadLineKind",
+    "LogLine",
+    "ModelView",
+    "Models",
+    "Name",
+    "PlanBody",
+    "PlanOptions",
+    "PlanView",
+    "PlannedCardView",
+    "ProjectorView",
+    "Request",
+    "Response",
+    "RopeView",
+    "RunningEngineView",
+    "SelectEngineBody",
+    "SpeedView",
+    "Status",
+    "Token",
+    "UnloadBody",
+    "Unloaded",
+    "Version",
+    "WeightView",
+]
 
-
-class Response(BaseModel):
-    """Base of everything the daemon says."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class Request(BaseModel):
-    """Base of everything the daemon is asked: an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PlanOptions(Request):
-    """What may be asked of a plan; left out means: the planner decides."""
-
-    model: Name = Field(description="name, alias, or unambiguous parts of a name")
-    context_tokens: Tokens | None = Field(default=None, description="total context of all slots")
-    parallel: Slots | None = Field(default=None, description="slots, conversations served at once")
-    cache_type: CacheType | None = Field(default=None, description="type of K and V of the cache")
-
-
-class PlanBody(PlanOptions):
-    """Body of ``POST /v1/plan``."""
-
-
-class LoadBody(PlanOptions):
-    """Body of ``POST /v1/load``."""
-
-    token: Token | None = Field(default=None, description="chosen by the client, to cancel this load by it")
+# Of a URI of this host: a path has at most 4095 bytes, each of which may take three characters.
+MOST_URI_CHARACTERS = len("file://localhost") + 3 * 4096
 
 
 class InspectBody(Request):
     """Body of ``POST /v1/inspect``: exactly one of the two."""
 
     model: Name | None = Field(default=None, description="name, alias, or unambiguous parts of a name")
-    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
-        default=None, description="absolute path of any GGUF file; of a split one any shard"
+    path: Annotated[str, Field(min_length=1, max_length=MOST_URI_CHARACTERS)] | None = Field(
+        default=None,
+        description="absolute path of any GGUF file, of a split one any shard; or its file: URI (RFC 8089),"
+        " which can name bytes that are no UTF-8",
     )
 
     @model_validator(mode="after")
@@ -78,52 +107,16 @@ class UnloadBody(Request):
     model: Name = Field(description="name, alias, or unambiguous parts of the name of a loaded model")
 
 
+class SelectEngineBody(Request):
+    """Body of ``POST /v1/engines/select``."""
+
+    engine: Name | None = Field(description="name of an offered build; null leaves it to the ranks")
+
+
 class CancelBody(Request):
     """Body of ``POST /v1/cancel``."""
 
     token: Token = Field(description="the token given with the load")
-
-
-class LineItemView(Response):
-    """One line of a quote or a budget; a deduction is negative."""
-
-    name: str
-    place: Place
-    bytes: int
-    evidence: Evidence
-    formula: str
-
-
-class BudgetLineView(Response):
-    """One line of what the card can give; deductions are negative."""
-
-    name: str
-    bytes: int
-    origin: str = Field(description="reading, constant or owner behind it")
-
-
-class PlanView(Response):
-    """How a model would be or is launched, and the arithmetic of its admission."""
-
-    model: str
-    path: str
-    architecture: str
-    quantisation: str
-    context_tokens: int
-    parallel: int
-    window_tokens: int
-    trained_context_tokens: int
-    cache_type_k: CacheType
-    cache_type_v: CacheType
-    capped_by: CappedBy
-    fits: bool
-    card_kind: CardKind = Field(description="whose memory the items at place `card` take")
-    items: tuple[LineItemView, ...]
-    card_bytes: int = Field(description="sum of the items on the card")
-    host_bytes: int = Field(description="sum of the items in host memory beside the card")
-    budget: tuple[BudgetLineView, ...]
-    available_bytes: int = Field(description="what the card can give now")
-    argv: tuple[str, ...] = Field(description="the engine's command line")
 
 
 class InstanceView(Response):
@@ -157,11 +150,11 @@ class Instances(Response):
 
 
 class ModelView(Response):
-    """A checkpoint on disk."""
+    """A checkpoint on disk, or a model of the catalogue that is not."""
 
     name: str
     aliases: tuple[str, ...]
-    path: str
+    path: str | None = Field(default=None, description="null for a model that is not on disk")
     size_bytes: int
     shards: int
     architecture: str | None
@@ -182,6 +175,18 @@ class ModelView(Response):
     state_bytes_per_slot: int | None = Field(default=None, description="recurrent states of one slot")
     projector: str | None = Field(default=None, description="file that lets it see or hear")
     drafter: str | None = Field(default=None, description="file that guesses tokens for it")
+    on_disk: bool = Field(default=True, description="false for a model of the catalogue, see `download`")
+    download: DownloadView | None = None
+    verdict: Verdict | None = Field(
+        default=None, description="what becomes of it on `planned_for`; null where no plan can be made"
+    )
+    parallel: int | None = Field(default=None, description="slots of its plan there")
+    window_tokens: int | None = Field(default=None, description="of each slot")
+    evidence: Evidence | None = Field(default=None, description="of that plan")
+    speed: SpeedView | None = Field(default=None, description="measured with this very file")
+    plan_problem: dict[str, Any] | None = Field(
+        default=None, description="why there is no plan, beyond a lack of memory"
+    )
 
 
 class Models(Response):
@@ -189,6 +194,16 @@ class Models(Response):
 
     models_dir: str
     models: tuple[ModelView, ...]
+    planned_for: PlannedCardView | None = Field(
+        default=None, description="the card that all plans are made for, without the models that are loaded"
+    )
+    plan_problem: dict[str, Any] | None = Field(default=None, description="why no plan could be made at all")
+    catalogue_problem: dict[str, Any] | None = Field(
+        default=None, description="why the setting `catalogue_file` is ignored"
+    )
+    watch_problem: dict[str, Any] | None = Field(
+        default=None, description="why the directory is searched anew at each request"
+    )
 
 
 class LayerView(Response):
@@ -222,6 +237,39 @@ class ContextCostView(Response):
     window_bytes_per_token: int | None = Field(description="for each token in the window of sliding layers")
 
 
+class RopeView(Response):
+    """Rotary position embedding, as the file tells it; what it leaves out is the engine's own choice or null."""
+
+    base: float = Field(description="frequency base")
+    sliding_base: float | None = Field(
+        default=None, description="that of sliding layers, where it is another"
+    )
+    dimensions: int = Field(description="rotated values of a head")
+    sections: tuple[int, ...] = Field(default=(), description="pairs for time, height, width and more")
+    scaling: str = Field(description="none, linear, yarn, or what else the file says")
+    factor: float = Field(description="how far positions are stretched, 1 where they are not")
+    original_context_tokens: int | None = Field(default=None, description="context before stretching")
+    own_factors: bool = Field(description="the file has factors of its own for each frequency")
+
+
+class ProjectorView(Response):
+    """What lets a model see or hear; what neither the file tells nor the engine has built in is null."""
+
+    type: str | None = Field(description="such as gemma3")
+    sees: bool
+    hears: bool
+    projection_length: int | None = Field(description="values of an embedding, those of its model")
+    image_size: int | None = Field(description="pixels of a side of the usual image")
+    image_max_pixels: int | None = Field(description="of the largest image, by the file")
+    patch_size: int | None = Field(description="pixels of a side of a patch")
+    merge_size: int | None = Field(description="patches of a side of what becomes one token")
+    image_tokens: int | None = Field(
+        description="tokens of an image, or of each tile of a large one; null where it depends on the image"
+    )
+    embedding_length: int | None = Field(description="values in its image encoder")
+    block_count: int | None = Field(description="layers of its image encoder")
+
+
 class InspectView(Response):
     """What a GGUF file is, and what its context costs.
 
@@ -242,6 +290,7 @@ class InspectView(Response):
     badges: tuple[Badge, ...] = ()
     reasoning: tuple[str, ...] = Field(default=(), description="switches that the chat template reads")
     trained_context_tokens: int | None = None
+    rope: RopeView | None = Field(default=None, description="null where the file says nothing of it")
     vocabulary_size: int | None = None
     embedding_length: int | None = None
     block_count: int | None = None
@@ -254,6 +303,9 @@ class InspectView(Response):
     context_costs: tuple[ContextCostView, ...] = ()
     state_bytes_per_slot: int | None = Field(default=None, description="recurrent states of one slot")
     projector: str | None = Field(default=None, description="file that lets it see or hear")
+    projector_facts: ProjectorView | None = Field(
+        default=None, description="of the file if it is a projector, else of the model's"
+    )
     drafter: str | None = Field(default=None, description="file that guesses tokens for it")
     problem: dict[str, Any] | None = Field(default=None, description="why it cannot be planned or loaded")
 
@@ -284,6 +336,73 @@ class EngineView(Response):
     backend: Backend | None
     devices: tuple[str, ...]
     problem: dict[str, Any] | None = None
+    name: str | None = Field(default=None, description="what it is chosen by")
+    tag: str | None = Field(default=None, description="release of llama.cpp; null where nothing tells it")
+    stale: bool | None = Field(default=None, description="another release than `engine_pin`; null unknown")
+
+
+class RunningEngineView(Response):
+    """The engine of a model that runs."""
+
+    model: str
+    run: str
+    server: str | None = Field(description="null where its unit was started by an older release")
+    version: str
+    is_next: bool = Field(description="a start now would use the same")
+
+
+class EngineBuildView(Response):
+    """A llama-server build on this machine."""
+
+    name: str = Field(description="what it is chosen by")
+    kind: BuildKind
+    source: str = Field(description="how it was found")
+    server: str
+    offered: bool = Field(description="it can be chosen")
+    next: bool = Field(description="the next start uses it")
+    version: str | None
+    tag: str | None = Field(description="release of llama.cpp; null where nothing tells it")
+    stale: bool | None = Field(description="another release than `pin`; null unknown")
+    gpu_architecture: str | None = Field(description="that it was compiled for, such as sm86")
+    backend: Backend | None
+    devices: tuple[str, ...]
+    dry_run: bool = Field(description="it can project what a launch takes")
+    problem: dict[str, Any] | None = Field(description="why it cannot be used")
+
+
+class Engines(Response):
+    """Answer of ``GET /v1/engines`` and ``POST /v1/engines/select``."""
+
+    engines: tuple[EngineBuildView, ...]
+    next: str | None = Field(description="name of the build that the next start uses")
+    next_problem: dict[str, Any] | None = Field(description="why there is none")
+    choice: str | None = Field(description="name that was chosen; null where the ranks decide")
+    choice_problem: dict[str, Any] | None = Field(description="why the choice is ignored")
+    locked: bool = Field(description="LLLM3090_LLAMA_DIR decides, nothing can be chosen")
+    pin: str = Field(description="release of llama.cpp that is expected")
+    running: tuple[RunningEngineView, ...]
+
+
+class EngineOptionView(Response):
+    """An option of a build's ``--help``."""
+
+    names: tuple[str, ...] = Field(description="every spelling; a switch and its negation are one option")
+    value: str | None = Field(description="placeholder of its value; null for a switch")
+    allowed: tuple[str, ...] = Field(description="values that the text lists")
+    default: str | None = Field(description="that the text names")
+    variables: tuple[str, ...] = Field(description="of the environment that set it")
+
+
+class EngineDetails(Response):
+    """Answer of ``GET /v1/engines/{name}``."""
+
+    engine: EngineBuildView
+    library_path: tuple[str, ...] = Field(description="directories of its own libraries")
+    digest: str | None = Field(description="of the contents of the server and its libraries")
+    digest_problem: dict[str, Any] | None = None
+    dry_run_program: str | None
+    dry_run_flags: tuple[str, ...]
+    options: tuple[EngineOptionView, ...]
 
 
 class Status(Response):
@@ -296,8 +415,14 @@ class Status(Response):
     card: CardView
     engine: EngineView | None
     engine_problem: dict[str, Any] | None = None
+    engine_choice: str | None = Field(default=None, description="name of the build that was chosen")
+    engine_choice_problem: dict[str, Any] | None = Field(default=None, description="why it is ignored")
+    running_engines: tuple[RunningEngineView, ...] = ()
     state_problem: dict[str, Any] | None = Field(
         default=None, description="why what is learnt is not kept, or what was learnt is lost"
+    )
+    watch_problem: dict[str, Any] | None = Field(
+        default=None, description="why the models directory is searched anew at each request"
     )
     models_dir: str
     config_file: str
@@ -312,6 +437,7 @@ class EventKind(enum.StrEnum):
     REFUSED = "refused"  # a load was refused
     SETTINGS = "settings"  # settings were read again, or kept after a bad reload
     RECONCILED = "reconciled"  # the units were listed anew
+    TIER = "tier"  # whether a divided cache is divided as planned
 
 
 class Event(Response):

@@ -18,11 +18,9 @@ from lllm3090d.bus.systemd import BusBack, BusLost, Relist, SystemdManager, Unit
 from lllm3090d.bus.systemd import Event as BusEvent
 from lllm3090d.bus.thread import BusThread
 from lllm3090d.checkpoints.library import resolve
-from lllm3090d.engines.arguments import launch as engine_launch
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardReader
-from lllm3090d.planning.planner import Plan, PlanRequest
-from lllm3090d.planning.reserves import Budget
+from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
@@ -43,6 +41,7 @@ from lllm3090d.serving.events import (
     Resubmit,
     StartUnit,
     StopUnit,
+    TellTier,
     UnitSeen,
     UnitVanished,
     UnloadDone,
@@ -52,14 +51,13 @@ from lllm3090d.serving.events import (
 )
 from lllm3090d.serving.history import History, now_text
 from lllm3090d.serving.instance import InstanceState
-from lllm3090d.serving.lookup import LookedUp, Lookup
+from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.measure import observe
 from lllm3090d.serving.policy import policy_of
 from lllm3090d.serving.reconcile import Reconciler
 from lllm3090d.serving.refusals import not_loaded, stopping
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
-from lllm3090d.serving.unit_spec import socket_path
 from lllm3090d.settings import Settings, load_settings
 from lllm3090d.wire import EventKind
 
@@ -85,16 +83,6 @@ class Moved:
 
 
 Answer = Effect | LoadProgress | Moved
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """The plan a load would get now."""
-
-    found: LookedUp
-    plan: Plan
-    budget: Budget
-    argv: tuple[str, ...]
 
 
 class Daemon:
@@ -212,7 +200,7 @@ class Daemon:
     # --- requests -----------------------------------------------------------------------------------------------
 
     async def load(
-        self, name: str, request: PlanRequest, token: str | None
+        self, name: str, request: PlanRequest, token: str | None, arguments: tuple[str, ...] = ()
     ) -> tuple[str, AsyncGenerator[Answer, None]]:
         """Ask for a model; returns once it is admitted, joined, queued or served, with the answers that follow.
 
@@ -248,6 +236,9 @@ class Daemon:
                 request=request,
                 build=found.build,
                 capabilities=found.capabilities,
+                projector=found.projector,
+                drafter=found.drafter,
+                arguments=arguments,
             )
         )
         first = await self._answers[token].get()
@@ -275,32 +266,6 @@ class Daemon:
     def forget(self, token: str) -> None:
         """Nobody listens to the answers of this load any more; the load goes on."""
         self._answers.pop(token, None)
-
-    async def preview(self, name: str, request: PlanRequest) -> Preview:
-        """The plan a load would get now, without loading. Raises what the load would be refused with."""
-        found = await self.lookup.find(name)
-        await self.look_for_desktop()
-        event = LoadRequested(
-            token="preview",  # noqa: S106  # names a request, guards nothing
-            run="0" * 8,
-            checkpoint=found.checkpoint,
-            facts=found.facts,
-            request=request,
-            build=found.build,
-            capabilities=found.capabilities,
-        )
-        plan, budget = self.scheduler.preview(event, self.observe())
-        socket = socket_path(self.settings.engine_sockets_dir, found.checkpoint.name, event.run)
-        launch = engine_launch(
-            found.build,
-            found.capabilities,
-            found.checkpoint.path,
-            plan,
-            socket,
-            found.checkpoint.name,
-            inherited=self.scheduler.policy.inherited_environment,
-        )
-        return Preview(found, plan, budget, launch.argv)
 
     async def unload(self, name: str) -> UnloadDone:
         """Unload a model; returns when its memory is back. Raises LlmError NOT_LOADED, STOP_FAILED."""
@@ -412,6 +377,8 @@ class Daemon:
                 self.submit(effect.event)
             case Announce():
                 self._announce(effect)
+            case TellTier():
+                self._tell_tier(effect)
             case Admitted() | Joined() | Queued() | LoadDone() | UnloadDone() | CancelDone() | Failed():
                 self._answer(effect.token, effect)
 
@@ -446,6 +413,17 @@ class Daemon:
         if change.state is InstanceState.GONE:
             self.since.pop(change.run, None)
         self.on_change()
+
+    def _tell_tier(self, told: TellTier) -> None:
+        level = logging.INFO if told.in_force else logging.ERROR
+        log.log(level, "%s: %s", told.name, told.reason, extra={"model": told.name, "run": told.run})
+        self.history.add(
+            EventKind.TIER,
+            model=told.name,
+            run=told.run,
+            message=told.reason,
+            details={"in_force": told.in_force},
+        )
 
     def _tell_progress(self, load: LoadProgress) -> None:
         instance = load.instance

@@ -29,12 +29,14 @@ from lllm3090d.serving.events import (
     StartUnit,
     StopFinished,
     StopUnit,
+    TierChecked,
     UnitSeen,
 )
 from lllm3090d.serving.measure import held_bytes
 from lllm3090d.serving.readiness import Progress, wait_until_ready
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.tier_check import check_tier
 from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.settings import Settings
 
@@ -161,6 +163,7 @@ class Effects:
         )
         if ready:
             self._submit(EngineReady(run, resident() or None))
+            await self._check_tier(instance)
         else:
             self._submit(
                 LoadStalled(
@@ -174,6 +177,24 @@ class Effects:
                     ),
                 )
             )
+
+    async def _check_tier(self, instance: Instance) -> None:
+        """Where a cache was to be divided, find out from the log whether it is: the engine does not say so else."""
+        tier = instance.plan.tier
+        if tier is None:
+            return
+        try:
+            lines = await journal.tail(identifier(instance.unit), journal.LINES_MAX)
+        except LlmError as error:
+            log.warning(
+                "whether the cache is divided cannot be read",
+                extra={"unit": instance.unit, "reason": error.message},
+            )
+            return
+        verdict = check_tier(tier, (line.message for line in lines))
+        self._submit(
+            TierChecked(instance.run, verdict.in_force, " ".join((verdict.reason, *verdict.differences)))
+        )
 
     async def _look_at(self, unit: str) -> None:
         """Signals do not carry the cgroup, without which nobody knows whose socket it is: ask for it."""

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lllm3090d.bus.unit_status import UnitStatus
-from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import Card, MemoryReading
+from lllm3090d.planning.launch import Drafter
 from lllm3090d.planning.planner import PlanRequest
-from lllm3090d.planning.reserves import Budget
+from lllm3090d.planning.reserves import Budget, host_reserve_bytes
+from lllm3090d.planning.tier_conditions import HostMemory
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.unit_spec import Record, UnitSpec
 
@@ -29,6 +31,7 @@ class Observation:
         in_use: bytes of each run that the reading counts as used, by run. On a card the same as resident; in host
             memory without the pages of mapped files, which the kernel counts as available.
         desktop_active: a desktop session is on the card; None when that cannot be told.
+        host: memory beside a card; None where the host is the card.
     """
 
     card: Card
@@ -36,6 +39,14 @@ class Observation:
     resident: Mapping[str, int]
     in_use: Mapping[str, int]
     desktop_active: bool | None
+    host: HostMemory | None = None
+
+    @property
+    def host_room_bytes(self) -> int | None:
+        """What the host can give: available now, less what the machine keeps for itself."""
+        if self.host is None:
+            return None
+        return max(0, self.host.available_bytes - host_reserve_bytes(self.host.total_bytes))
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -52,6 +63,9 @@ class LoadRequested:
     request: PlanRequest
     build: Build
     capabilities: Capabilities
+    projector: ProjectorFacts | None = None
+    drafter: Drafter | None = None
+    arguments: tuple[str, ...] = ()  # further ones for the engine, as they were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,15 @@ class EngineReady:
 
     run: str
     measured_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierChecked:
+    """The log of a model with a divided cache was read after its start."""
+
+    run: str
+    in_force: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +175,7 @@ Event = (
     | UnitVanished
     | EngineReady
     | LoadStalled
+    | TierChecked
     | StopFinished
     | PostMortemRead
     | MemoryReleased
@@ -229,6 +253,16 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class TellTier:
+    """Tell the world whether the cache of a model is divided as planned."""
+
+    name: str
+    run: str
+    in_force: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """Answer to a load: memory is held and the unit is being started; with the arithmetic of the admission."""
 
@@ -299,6 +333,7 @@ Effect = (
     | ForgetUnit
     | Resubmit
     | Announce
+    | TellTier
     | Admitted
     | Joined
     | Queued

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 from lllm3090d.checkpoints.badges import Badge, model_badges, projector_badges
 from lllm3090d.checkpoints.classify import Digest, Kind, digest
@@ -11,12 +12,14 @@ from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts
 from lllm3090d.checkpoints.header import GgufHeader
 from lllm3090d.checkpoints.library import Checkpoint, Companion, problem_of
+from lllm3090d.checkpoints.projector import ProjectorFacts, projector_of_header
 from lllm3090d.checkpoints.shards import complete_shards
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType
-from lllm3090d.planning.costs import context_cost, state_bytes_per_slot, unpriced, weights_by_place
+from lllm3090d.planning.costs import context_cost, state_bytes_per_slot, weights_by_place
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.running import Instance
+from lllm3090d.serving.unplanned import unplanned
 from lllm3090d.serving.views import model_view, path_text
 from lllm3090d.settings import Settings
 from lllm3090d.wire import (
@@ -25,9 +28,13 @@ from lllm3090d.wire import (
     InspectView,
     LayerView,
     ModelView,
+    ProjectorView,
+    RopeView,
     WeightView,
 )
 
+PATH_MAX_BYTES = 4096  # limits.h, with the final NUL
+_URI = "file://"
 SHOWN_CACHE_TYPES = (CacheType.Q8_0, CacheType.F16)
 
 
@@ -53,7 +60,7 @@ def listed(
     if problem is None:
         try:
             facts = lookup.facts.get(checkpoint.shards)
-            problem = unpriced(facts)
+            problem = unplanned(checkpoint.path, checkpoint.kind, facts)
         except LlmError as error:
             problem = error
     badges = _badges(lookup, facts, checkpoint) if facts else ()
@@ -63,14 +70,24 @@ def listed(
 
 
 def _absolute(text: str) -> Path:
-    path = Path(text)
-    if not path.is_absolute() or "\0" in text:
+    """The path that is meant by an absolute path, or by a ``file:`` URI of this host (RFC 8089)."""
+    path = text
+    if text.startswith(_URI):
+        path = os.fsdecode(unquote_to_bytes(text.removeprefix(_URI).removeprefix("localhost")))
+    if not path.startswith("/") or "\0" in path:
         raise LlmError(
             ErrorCode.INVALID_REQUEST,
             f"{printable(text)} is not an absolute path.",
-            hint="Give the whole path, beginning with /.",
+            hint="Give the whole path, beginning with /, or its file: URI.",
         )
-    return path
+    length = len(os.fsencode(path))
+    if length >= PATH_MAX_BYTES:
+        raise LlmError(
+            ErrorCode.INVALID_REQUEST,
+            f"The path has {length} bytes; one has at most {PATH_MAX_BYTES - 1}.",
+            hint="Move the file to where its path is shorter.",
+        )
+    return Path(path)
 
 
 def _owner(lookup: Lookup, path: Path) -> Checkpoint | None:
@@ -100,14 +117,32 @@ def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectV
     if problem is None:
         try:
             facts = lookup.facts.get(shards)
-            problem = unpriced(facts)
+            problem = unplanned(shards[0], first.kind, facts)
         except LlmError as error:
             problem = error
+    projector = None
+    try:
+        projector = _projector(lookup, headers[0], first.kind, checkpoint)
+    except LlmError as error:
+        problem = error if first.kind is Kind.PROJECTOR else problem
     view = _header_view(headers, first, checkpoint, problem)
+    if projector is not None:
+        view = view.model_copy(update={"projector_facts": _projector_view(projector)})
     if facts is not None:
-        badges = _badges(lookup, facts, checkpoint)
-        return view.model_copy(update=_facts_fields(facts) | {"badges": badges})
+        more = {"badges": _badges(lookup, facts, checkpoint), "rope": _rope(headers[0], facts)}
+        view = view.model_copy(update=_facts_fields(facts) | more)
     return view
+
+
+def _projector(
+    lookup: Lookup, header: GgufHeader, kind: Kind, checkpoint: Checkpoint | None
+) -> ProjectorFacts | None:
+    """Of the file itself, or of the one that goes with the model. Raises LlmError BAD_CHECKPOINT."""
+    if kind is Kind.PROJECTOR:
+        return projector_of_header(header)
+    if checkpoint is None or checkpoint.projector is None:
+        return None
+    return projector_of_header(lookup.header(checkpoint.projector.path))
 
 
 def _header_view(
@@ -161,6 +196,45 @@ def _facts_fields(facts: CheckpointFacts) -> dict[str, object]:
         else (),
         "state_bytes_per_slot": state_bytes_per_slot(facts),
     }
+
+
+def _rope(header: GgufHeader, facts: CheckpointFacts) -> RopeView | None:
+    """What the file says of positions; None where it says nothing, for then the model may have others."""
+    prefix = f"{facts.architecture}.rope."
+    if facts.rope is None or not any(key.startswith(prefix) for key in header.metadata):
+        return None
+    sections = header.metadata.get(prefix + "dimension_sections")
+    sliding_base = header.metadata.get(prefix + "freq_base_swa")
+    says_original = prefix + "scaling.original_context_length" in header.metadata
+    return RopeView(
+        base=facts.rope.base,
+        sliding_base=float(sliding_base) if isinstance(sliding_base, int | float) else None,
+        dimensions=facts.rope.dimensions,
+        sections=tuple(each for each in sections if isinstance(each, int))
+        if isinstance(sections, tuple)
+        else (),
+        scaling=facts.rope.scaling,
+        factor=facts.rope.factor,
+        original_context_tokens=facts.rope.original_context_tokens if says_original else None,
+        own_factors=facts.tables.rope.stored > 0,
+    )
+
+
+def _projector_view(facts: ProjectorFacts) -> ProjectorView:
+    vision = facts.vision
+    return ProjectorView(
+        type=facts.projector_type or None,
+        sees=vision is not None,
+        hears=facts.hears,
+        projection_length=facts.projection_length or None,
+        image_size=vision.image_size or None if vision else None,
+        image_max_pixels=vision.image_max_pixels or None if vision else None,
+        patch_size=vision.patch_size or None if vision else None,
+        merge_size=facts.merge_size or None,
+        image_tokens=facts.image_tokens or None,
+        embedding_length=vision.embedding_length or None if vision else None,
+        block_count=vision.block_count or None if vision else None,
+    )
 
 
 def _layer(layer: LayerFacts) -> LayerView:

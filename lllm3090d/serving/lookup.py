@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache
+from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache, ProjectorFacts
 from lllm3090d.checkpoints.header import GgufHeader
 from lllm3090d.checkpoints.header_cache import HeaderCache
 from lllm3090d.checkpoints.library import Checkpoint, Library
+from lllm3090d.checkpoints.projector import projector_of_header
 from lllm3090d.checkpoints.watch import LibraryWatch
-from lllm3090d.engines.builds import find_build
 from lllm3090d.engines.capabilities import Build, Capabilities
-from lllm3090d.engines.probe import ProbeCache
 from lllm3090d.errors import LlmError
+from lllm3090d.planning.launch import Drafter, SpecType
+from lllm3090d.serving.engines import Engines
+from lllm3090d.serving.unplanned import unplanned
 from lllm3090d.settings import Settings
 from lllm3090d.store import FILE_NAME, Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model on disk that can be planned."""
+
+    checkpoint: Checkpoint
+    facts: CheckpointFacts
+    projector: ProjectorFacts | None
+    drafter: Drafter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,8 @@ class LookedUp:
     facts: CheckpointFacts
     build: Build
     capabilities: Capabilities
+    projector: ProjectorFacts | None = None
+    drafter: Drafter | None = None
 
 
 class Lookup:
@@ -42,7 +59,8 @@ class Lookup:
         self._library: Library | None = None
         self._watch: LibraryWatch | None = None
         self.facts = FactsCache(read=self._header)
-        self._probes = ProbeCache()
+        self._drafters = FactsCache(read=self._header, drafters=True)
+        self.engines = Engines(settings, self.store)
 
     def watch(self) -> None:
         """Watch the models directory of the present settings; returns at once, needs a running loop."""
@@ -86,26 +104,68 @@ class Lookup:
 
     def engine(self) -> tuple[Build, Capabilities]:
         """The engine the next load uses; blocking. Raises LlmError ENGINE_..."""
-        build = find_build(self._settings())
-        return build, self._probes.get(build)
+        return self.engines.next()
+
+    def store(self) -> Store:
+        """Where the daemon keeps what it has learnt; opened when it is first needed."""
+        with self._lock:
+            return self._opened()
 
     def state_problem(self) -> LlmError | None:
-        """What is wrong with the state file, None when all is well; blocking."""
+        """What is wrong with the state file now, None when all is well; blocking."""
         with self._lock:
             self._cache()
-            return self._store.problem if self._store else None
+            store = self._store
+        return store.check() if store else None
+
+    def watch_problem(self) -> LlmError | None:
+        """Why the models directory is searched anew at each request; None where it is watched, or soon will be."""
+        watch = self._watch
+        if watch is None or watch.models_dir != self._settings().models_dir:
+            return None
+        return watch.problem()
 
     def header(self, path: Path) -> GgufHeader:
         """The header of any file, read when it is not known; blocks and raises as ``read_header``."""
         return self._header(path)
 
-    def _find(self, name: str) -> LookedUp:
+    def model(self, name: str) -> FoundModel:
+        """A model by its name, whatever engine there is; blocking. Raises as :meth:`find`, but for ENGINE_..."""
         checkpoint = self.library().resolve(name)
         if checkpoint.problem is not None:
             raise checkpoint.problem
         facts = self.facts.get(checkpoint.shards)
+        problem = unplanned(checkpoint.path, checkpoint.kind, facts)
+        if problem is not None:
+            raise problem
+        return FoundModel(checkpoint, facts, self.projector(checkpoint), self.drafter(checkpoint))
+
+    def drafter(self, checkpoint: Checkpoint) -> Drafter | None:
+        """The file that drafts for a model; None where there is none that could be planned. Blocking.
+
+        One that is damaged or unknown keeps nobody from the model: it is a help, not a part of it.
+        """
+        companion = checkpoint.drafter
+        if companion is None or companion.problem is not None or companion.method is None:
+            return None
+        try:
+            return Drafter(self._drafters.get(companion.shards), SpecType(f"draft-{companion.method.value}"))
+        except LlmError as error:
+            log.info("a drafter is left aside", extra={"path": str(companion.path), "reason": error.message})
+            return None
+
+    def projector(self, checkpoint: Checkpoint) -> ProjectorFacts | None:
+        """Of the file that goes with a model; blocking. Raises what is wrong with it."""
+        if checkpoint.projector is None:
+            return None
+        if checkpoint.projector.problem is not None:
+            raise checkpoint.projector.problem
+        return projector_of_header(self._header(checkpoint.projector.path))
+
+    def _find(self, name: str) -> LookedUp:
+        found = self.model(name)
         build, capabilities = self.engine()
-        return LookedUp(checkpoint, facts, build, capabilities)
+        return LookedUp(found.checkpoint, found.facts, build, capabilities, found.projector, found.drafter)
 
     def _header(self, path: Path) -> GgufHeader:
         with self._lock:
@@ -114,9 +174,13 @@ class Lookup:
 
     def _cache(self) -> HeaderCache:
         if self._headers is None:
-            self._store = Store(self._settings().state_dir / FILE_NAME)
-            self._headers = HeaderCache(self._store)
+            self._headers = HeaderCache(self._opened())
         return self._headers
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = Store(self._settings().state_dir / FILE_NAME)
+        return self._store
 
     def _changes(self) -> int | None:
         watch = self._watch

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lllm3090d.gpus.host import HostMemoryReader
 from lllm3090d.gpus.readings import CardKind, CardReader
+from lllm3090d.planning.tier_conditions import HostMemory
 from lllm3090d.serving.events import Observation
 
 KIB = 1024
@@ -66,7 +68,14 @@ def observe(reader: CardReader, main_pids: Mapping[str, int], desktop_active: bo
             used = held.get(pid)
             if used is not None:
                 resident[run] = in_use[run] = used
-    return Observation(reader.card, reading, resident, in_use, desktop_active)
+    return Observation(reader.card, reading, resident, in_use, desktop_active, _host(reader))
+
+
+def _host(reader: CardReader) -> HostMemory | None:
+    if reader.card.kind is CardKind.CPU:
+        return None
+    host = HostMemoryReader().read()
+    return HostMemory(host.free_bytes, host.total_bytes)
 
 
 def held_bytes(reader: CardReader, pid: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from lllm3090d.planning.compute import Margins
 from lllm3090d.planning.planner import PlanPolicy
 from lllm3090d.planning.reserves import ReservePolicy
 from lllm3090d.settings import Settings
@@ -21,6 +22,7 @@ class Policy:
         stop_timeout_s: from SIGTERM to SIGKILL.
         engine_sockets_dir: where engines listen.
         inherited_environment: the user manager's own environment, from which units start.
+        extra_arguments: of a person for the engine, by name of a model.
     """
 
     plan: PlanPolicy
@@ -28,6 +30,7 @@ class Policy:
     stop_timeout_s: float
     engine_sockets_dir: Path
     inherited_environment: Mapping[str, str]
+    extra_arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> Policy:
@@ -40,6 +43,14 @@ def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> P
             context_checkpoints=settings.context_checkpoints,
             prompt_cache_mib=settings.prompt_cache_mib,
             workspace_reserve_mib=settings.workspace_reserve_mib,
+            checkpoint_min_step_tokens=settings.checkpoint_min_step_tokens,
+            slot_policy=settings.slot_policy,
+            offload=settings.offload,
+            drafting=settings.drafting,
+            draft_tokens=settings.draft_tokens,
+            projector=settings.projector,
+            image_max_tokens=settings.image_max_tokens,
+            margins=Margins(compute_buffer_factor=settings.compute_buffer_factor),
         ),
         reserves=ReservePolicy(
             driver_reserve_mib=settings.driver_reserve_mib, desktop_reserve_mib=settings.desktop_reserve_mib
@@ -47,4 +58,5 @@ def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> P
         stop_timeout_s=settings.stop_timeout_s,
         engine_sockets_dir=settings.engine_sockets_dir,
         inherited_environment=inherited_environment,
+        extra_arguments=settings.extra_arguments,
     )

@@ -8,6 +8,7 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.quote import MIB
 from lllm3090d.planning.reserves import Budget
+from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.ledger import Reservation, ReservationState
 
 
@@ -89,13 +90,17 @@ def stopping() -> LlmError:
 
 
 def with_budget(
-    error: LlmError, budget: Budget, card_kind: CardKind, reservations: Iterable[Reservation]
+    error: LlmError,
+    budget: Budget,
+    card_kind: CardKind,
+    reservations: Iterable[Reservation],
+    verdict: Verdict = Verdict.TOO_BIG,
 ) -> LlmError:
-    """A refusal for lack of memory, with what the card can give and who of ours holds the rest."""
+    """A refusal for lack of memory, with what the card can give, who of ours holds the rest, and the verdict."""
     lines = [{"name": b.name, "bytes": b.bytes, "origin": b.origin} for b in budget.deciding_lines]
     held = [r for r in reservations if r.state is not ReservationState.QUARANTINED]
     ours = [{"name": r.name, "bytes": r.charged_bytes} for r in held]
     unload = [f"Unload {r.name} ({r.charged_bytes // MIB} MiB): lllm3090ctl unload '{r.name}'" for r in held]
     hint = ". ".join([text.rstrip(".") for text in (error.hint, *unload) if text]) + "."
-    details = dict(error.details) | {"budget": lines, "card_kind": str(card_kind), "ours": ours}
-    return LlmError(error.code, error.message, hint=hint, **details)
+    more = {"budget": lines, "card_kind": str(card_kind), "ours": ours, "verdict": str(verdict)}
+    return LlmError(error.code, error.message, hint=hint, **(dict(error.details) | more))

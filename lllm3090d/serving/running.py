@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from lllm3090d.errors import LlmError
-from lllm3090d.planning.cache import cache_shape
 from lllm3090d.planning.planner import Plan
+from lllm3090d.planning.request import Drafting, ProjectorPlace
 from lllm3090d.serving.events import LoadRequested
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.unit_spec import Record, unit_name
@@ -35,6 +36,8 @@ class Instance:
     # It ended by itself and the reason is still being read.
     post_mortem_pending: bool = False
     memory_pending: bool = False
+    # Whether a cache that was to be divided is; None where none was to be, or nobody has looked.
+    tier_in_force: bool | None = None
     released_bytes: int = 0
 
     @property
@@ -55,24 +58,50 @@ class Instance:
 
 def mismatch(current: Plan, event: LoadRequested) -> str | None:
     """What a running plan lacks of a request, in words; None when it serves."""
-    request = event.request
+    request, sizes = event.request, current.launch
     context = request.context_tokens
     if context is not None:
         # Asked for 8000, the engine has 8192: compare what it would make of the request.
-        context = cache_shape(
-            event.facts,
-            context_tokens=context,
-            parallel=request.parallel or current.parallel,
-            batch_tokens=current.batch_tokens,
-            micro_batch_tokens=current.micro_batch_tokens,
-        ).context_tokens
+        context = (
+            replace(sizes, context_tokens=context, parallel=request.parallel or current.parallel)
+            .shape(event.facts)
+            .context_tokens
+        )
+    draft_tokens = sizes.draft.tokens if sizes.draft else None
     wanted: Mapping[str, tuple[object, object]] = {
         "context": (context, current.context_tokens),
         "slots": (request.parallel, current.parallel),
         "K cache": (request.cache_type_k, current.cache_type_k),
         "V cache": (request.cache_type_v, current.cache_type_v),
+        "drafting": (_choice(request.drafting, Drafting.AUTO), Drafting.ON if sizes.draft else Drafting.OFF),
+        "draft tokens": (request.draft_tokens, draft_tokens),
+        "projector": (_choice(request.projector, ProjectorPlace.AUTO), _projector_place(current)),
+        "layers on the card": (_layers(event), sizes.layers.layers_on_card),
+        "experts in host memory": (request.cpu_experts, sizes.layers.expert_layers_on_host),
+        "batch": (request.batch_tokens, sizes.batch_tokens),
+        "micro batch": (request.micro_batch_tokens, sizes.micro_batch_tokens),
+        "cache in host memory": (request.cache_on_host or None, sizes.layers.cache_on_host),
+        "unified pool": (request.unified or None, sizes.unified),
+        "full sliding cache": (request.swa_full or None, sizes.swa_full),
+        "tier": (request.tiered or None, sizes.line_tokens > 0),
     }
     differences = [
         f"{what} {has} instead of {want}" for what, (want, has) in wanted.items() if want not in {None, has}
     ]
     return ", ".join(differences) or None
+
+
+def _choice(asked: StrEnum | None, open_choice: StrEnum) -> StrEnum | None:
+    return None if asked is open_choice else asked
+
+
+def _projector_place(current: Plan) -> ProjectorPlace:
+    if not current.with_projector:
+        return ProjectorPlace.OFF
+    return ProjectorPlace.CARD if current.launch.projector_on_card else ProjectorPlace.HOST
+
+
+def _layers(event: LoadRequested) -> int | None:
+    """Layers asked for; all of them are no number in a plan, and then nothing is compared."""
+    asked = event.request.gpu_layers
+    return None if asked is None or asked > len(event.facts.layers) else asked

@@ -6,10 +6,13 @@ admits through :meth:`Scheduler._admit`; every change of an instance's state goe
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.engines.arguments import features
 from lllm3090d.engines.arguments import launch as engine_launch
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.planner import Plan, plan
+from lllm3090d.planning.planner import Plan, Planner, Room
 from lllm3090d.planning.reserves import Budget, Claims, budget
 from lllm3090d.serving import refusals
 from lllm3090d.serving.events import (
@@ -36,6 +39,8 @@ from lllm3090d.serving.events import (
     StartUnit,
     StopFinished,
     StopUnit,
+    TellTier,
+    TierChecked,
     UnitAdopted,
     UnitSeen,
     UnitVanished,
@@ -44,6 +49,7 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
+from lllm3090d.serving.extras import asked_of, extra_of, lacking
 from lllm3090d.serving.instance import (
     ENDED,
     ON_THE_WAY_DOWN,
@@ -54,7 +60,7 @@ from lllm3090d.serving.instance import (
 )
 from lllm3090d.serving.ledger import Ledger
 from lllm3090d.serving.policy import Policy
-from lllm3090d.serving.running import Instance, mismatch
+from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import Record, memory_max_bytes, socket_path, unit_spec
 
 S = InstanceState
@@ -100,11 +106,6 @@ class Scheduler:
             observation.card, observation.reading, claims, observation.desktop_active, self.policy.reserves
         )
 
-    def preview(self, event: LoadRequested, observation: Observation) -> tuple[Plan, Budget]:
-        """The plan a load would get now. Raises what the load would be refused with."""
-        available = self.budget(observation)
-        return self._plan(event, observation, available), available
-
     # --- deciding -----------------------------------------------------------------------------------------------
 
     def handle(  # noqa: PLR0912  # one branch for each kind of event
@@ -136,6 +137,8 @@ class Scheduler:
                 self._on_engine_ready(event)
             case LoadStalled():
                 self._on_load_stalled(event)
+            case TierChecked():
+                self._on_tier_checked(event)
             case StopFinished():
                 self._on_stop_finished(event)
             case PostMortemRead():
@@ -155,9 +158,13 @@ class Scheduler:
         """
         current = self._instances.get(event.checkpoint.name)
         if current is not None and current.state in SERVING | ON_THE_WAY_UP:
-            lacking = mismatch(current.plan, event)
-            if lacking is not None:
-                self._do(Failed(event.token, refusals.loaded_differently(current.name, lacking)))
+            try:
+                missing = lacking(current.plan, current.record.arguments, event)
+            except LlmError as error:
+                self._do(Failed(event.token, error))
+                return
+            if missing is not None:
+                self._do(Failed(event.token, refusals.loaded_differently(current.name, missing)))
             elif current.state in SERVING:
                 self._do(LoadDone(event.token, current.run))
             else:
@@ -177,6 +184,7 @@ class Scheduler:
     def _admit(self, event: LoadRequested, observation: Observation) -> None:
         try:
             available = self.budget(observation)
+            extra = extra_of(event, self.policy.extra_arguments)
             chosen = self._plan(event, observation, available)
             socket = socket_path(self.policy.engine_sockets_dir, event.checkpoint.name, event.run)
             launch = engine_launch(
@@ -186,6 +194,9 @@ class Scheduler:
                 chosen,
                 socket,
                 event.checkpoint.name,
+                projector_path=event.checkpoint.projector.path if event.checkpoint.projector else None,
+                drafter_path=_drafter_path(event, chosen),
+                extra=extra,
                 inherited=self.policy.inherited_environment,
             )
         except LlmError as error:
@@ -197,6 +208,8 @@ class Scheduler:
             plan=chosen,
             socket=socket,
             engine_version=event.capabilities.version,
+            engine_server=event.build.server,
+            arguments=extra.shown,
         )
         spec = unit_spec(
             record=record,
@@ -215,16 +228,23 @@ class Scheduler:
         self._move(instance, S.STARTING, "unit requested")
         self._do(StartUnit(event.run, spec))
 
+    def planner(self, event: LoadRequested, observation: Observation, available: Budget) -> Planner:
+        """The question that a load puts to the planner. Raises LlmError INVALID_REQUEST for its arguments."""
+        extra = extra_of(event, self.policy.extra_arguments)
+        return Planner(
+            facts=event.facts,
+            request=asked_of(event, extra),
+            policy=extra.policy(self.policy.plan),
+            features=features(event.capabilities, observation.card, observation.host),
+            card_kind=observation.card.kind,
+            room=Room(available.grantable_bytes, observation.host_room_bytes),
+            projector=event.projector,
+            drafter=event.drafter,
+        )
+
     def _plan(self, event: LoadRequested, observation: Observation, available: Budget) -> Plan:
         try:
-            return plan(
-                event.facts,
-                event.request,
-                self.policy.plan,
-                backend=event.capabilities.backend,
-                card_kind=observation.card.kind,
-                grantable_bytes=available.grantable_bytes,
-            )
+            return self.planner(event, observation, available).plan()
         except LlmError as error:
             if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
                 raise
@@ -314,6 +334,12 @@ class Scheduler:
             return
         instance.failure = event.error
         self._stop(instance, "no progress", event.error)
+
+    def _on_tier_checked(self, event: TierChecked) -> None:
+        instance = self.by_run(event.run)
+        if instance is not None:
+            instance.tier_in_force = event.in_force
+            self._do(TellTier(instance.name, instance.run, event.in_force, event.reason))
 
     def _on_adopted(self, event: UnitAdopted) -> None:
         record = event.record
@@ -462,3 +488,8 @@ class Scheduler:
 
     def _do(self, effect: Effect) -> None:
         self._effects.append(effect)
+
+
+def _drafter_path(event: LoadRequested, chosen: Plan) -> Path | None:
+    drafter = event.checkpoint.drafter
+    return drafter.path if drafter is not None and chosen.launch.drafter is not None else None

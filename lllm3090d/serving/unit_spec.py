@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lllm3090d.checkpoints.library import Checkpoint
-from lllm3090d.engines.arguments import Launch
+from lllm3090d.engines.arguments import Launch as EngineLaunch
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.launch import DEFAULT_CHECKPOINT_STEP_TOKENS, Draft, Launch
+from lllm3090d.planning.placement import EVERYTHING, Placement
 from lllm3090d.planning.planner import CacheType, CappedBy, Plan
 from lllm3090d.planning.quote import MIB, Evidence, LineItem, Place, Quote
+from lllm3090d.planning.stretch import Stretch
+from lllm3090d.planning.tier import Tier
 
 if TYPE_CHECKING:  # the table of signatures needs GLib; what is said here does not
     from lllm3090d.bus.properties import PropertyValue
@@ -50,6 +54,47 @@ class RecordItem(BaseModel):
     formula: str
 
 
+class LaunchRecord(BaseModel):
+    """The part of a launch that the first records did not have; the defaults are what they stood for."""
+
+    model_config = ConfigDict(frozen=True)
+    unified: bool = False
+    swa_full: bool = False
+    layers: Placement = EVERYTHING
+    draft: Draft | None = None
+    projector_on_card: bool = True
+    image_max_tokens: int = 0
+    slot_tokens: int = 0
+    checkpoint_min_step_tokens: int = DEFAULT_CHECKPOINT_STEP_TOKENS
+    line_tokens: int = 0
+    tail_draft_tokens: int = 0
+    with_projector: bool = False
+    rope: Stretch | None = None
+    tier: Tier | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> LaunchRecord:
+        """Of a plan."""
+        sizes = plan.launch
+        return cls(
+            unified=sizes.unified,
+            swa_full=sizes.swa_full,
+            layers=sizes.layers,
+            draft=sizes.draft,
+            projector_on_card=sizes.projector_on_card,
+            image_max_tokens=sizes.image_max_tokens,
+            slot_tokens=sizes.slot_tokens,
+            checkpoint_min_step_tokens=sizes.checkpoint_min_step_tokens,
+            line_tokens=sizes.line_tokens,
+            tail_draft_tokens=sizes.tail_draft_tokens,
+            with_projector=plan.with_projector,
+            rope=plan.rope,
+            tier=plan.tier,
+            notes=plan.notes,
+        )
+
+
 class Record(BaseModel):
     """What a unit says of itself. Fields are added, never changed, within one schema version."""
 
@@ -74,10 +119,21 @@ class Record(BaseModel):
     capped_by: CappedBy
     items: tuple[RecordItem, ...]
     engine_version: str
+    engine_server: str | None = None  # path of the executable; None in records of older releases
+    launch: LaunchRecord | None = None  # what the fields above leave out; None in records of older releases
+    arguments: tuple[str, ...] = ()  # further ones of a person that were handed to the engine
 
     @classmethod
     def of(
-        cls, *, run: str, checkpoint: Checkpoint, plan: Plan, socket: Path, engine_version: str
+        cls,
+        *,
+        run: str,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        socket: Path,
+        engine_version: str,
+        engine_server: Path | None = None,
+        arguments: tuple[str, ...] = (),
     ) -> Record:
         """The record of a launch."""
         return cls(
@@ -92,17 +148,20 @@ class Record(BaseModel):
             window_tokens=plan.window_tokens,
             cache_type_k=plan.cache_type_k,
             cache_type_v=plan.cache_type_v,
-            batch_tokens=plan.batch_tokens,
-            micro_batch_tokens=plan.micro_batch_tokens,
+            batch_tokens=plan.launch.batch_tokens,
+            micro_batch_tokens=plan.launch.micro_batch_tokens,
             on_card=plan.on_card,
-            context_checkpoints=plan.context_checkpoints,
-            prompt_cache_mib=plan.prompt_cache_mib,
+            context_checkpoints=plan.launch.context_checkpoints,
+            prompt_cache_mib=plan.launch.prompt_cache_mib,
             capped_by=plan.capped_by,
             items=tuple(
                 RecordItem(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
                 for i in plan.quote.items
             ),
             engine_version=engine_version,
+            engine_server=str(engine_server) if engine_server else None,
+            launch=LaunchRecord.of(plan),
+            arguments=arguments,
         )
 
     def checkpoint(self) -> Checkpoint:
@@ -110,22 +169,39 @@ class Record(BaseModel):
         return Checkpoint(name=self.name, path=self.path, shards=self.shards, size_bytes=self.size_bytes)
 
     def plan(self) -> Plan:
-        """The plan it was launched with."""
+        """The plan it was launched with; the facts of a drafter are not in a record."""
+        more = self.launch or LaunchRecord()
         return Plan(
-            context_tokens=self.context_tokens,
-            parallel=self.parallel,
+            launch=Launch(
+                context_tokens=self.context_tokens,
+                parallel=self.parallel,
+                cache_type_k=self.cache_type_k,
+                cache_type_v=self.cache_type_v,
+                batch_tokens=self.batch_tokens,
+                micro_batch_tokens=self.micro_batch_tokens,
+                context_checkpoints=self.context_checkpoints,
+                prompt_cache_mib=self.prompt_cache_mib,
+                unified=more.unified,
+                swa_full=more.swa_full,
+                layers=more.layers,
+                draft=more.draft,
+                projector_on_card=more.projector_on_card,
+                image_max_tokens=more.image_max_tokens,
+                slot_tokens=more.slot_tokens,
+                checkpoint_min_step_tokens=more.checkpoint_min_step_tokens,
+                line_tokens=more.line_tokens,
+                tail_draft_tokens=more.tail_draft_tokens,
+            ),
             window_tokens=self.window_tokens,
-            cache_type_k=self.cache_type_k,
-            cache_type_v=self.cache_type_v,
-            batch_tokens=self.batch_tokens,
-            micro_batch_tokens=self.micro_batch_tokens,
             on_card=self.on_card,
-            context_checkpoints=self.context_checkpoints,
-            prompt_cache_mib=self.prompt_cache_mib,
             capped_by=self.capped_by,
             quote=Quote(
                 tuple(LineItem(i.name, i.place, i.bytes, i.evidence, i.formula) for i in self.items)
             ),
+            with_projector=more.with_projector,
+            rope=more.rope,
+            tier=more.tier,
+            notes=more.notes,
         )
 
 
@@ -199,7 +275,7 @@ def memory_max_bytes(plan: Plan, card_kind: CardKind) -> int:
 def unit_spec(
     *,
     record: Record,
-    launch: Launch,
+    launch: EngineLaunch,
     memory_max: int,
     stop_timeout_s: float,
     inherited: Mapping[str, str],

@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
-from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
-from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
+from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.costs import ContextCost, context_cost, state_bytes_per_slot
-from lllm3090d.planning.planner import Plan
-from lllm3090d.planning.quote import Place
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving.ledger import Ledger
 from lllm3090d.serving.running import Instance
-from lllm3090d.wire import (
-    BudgetLineView,
-    CardView,
-    EngineView,
-    InstanceView,
-    LineItemView,
-    ModelView,
-    PlanView,
-)
+from lllm3090d.wire import CardView, InstanceView, ModelView
 
 
 def path_text(path: Path) -> str:
     """A path as JSON can carry it: bytes that are no UTF-8 become escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def plan_view(
-    checkpoint: Checkpoint,
-    facts: CheckpointFacts,
-    plan: Plan,
-    budget: Budget,
-    *,
-    argv: Iterable[str],
-    card_kind: CardKind,
-) -> PlanView:
-    """A plan with the arithmetic of its admission."""
-    card_bytes = plan.quote.total_bytes(Place.CARD)
-    return PlanView(
-        model=checkpoint.name,
-        path=path_text(checkpoint.path),
-        architecture=facts.architecture,
-        quantisation=facts.quantisation,
-        context_tokens=plan.context_tokens,
-        parallel=plan.parallel,
-        window_tokens=plan.window_tokens,
-        trained_context_tokens=facts.trained_context_tokens,
-        cache_type_k=plan.cache_type_k,
-        cache_type_v=plan.cache_type_v,
-        capped_by=plan.capped_by,
-        fits=card_bytes <= budget.grantable_bytes,
-        card_kind=card_kind,
-        items=tuple(
-            LineItemView(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
-            for i in plan.quote.items
-        ),
-        card_bytes=card_bytes,
-        host_bytes=plan.quote.total_bytes(Place.HOST),
-        budget=tuple(
-            BudgetLineView(name=b.name, bytes=b.bytes, origin=b.origin) for b in budget.deciding_lines
-        ),
-        available_bytes=budget.grantable_bytes,
-        argv=tuple(argv),
-    )
 
 
 def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceView:
@@ -162,18 +112,5 @@ def card_view(
         reserved_by_driver_bytes=reading.reserved_bytes if reading else None,
         reserved_by_us_bytes=charged_bytes,
         available_bytes=budget.grantable_bytes if budget else None,
-        problem=problem.problem() if problem else None,
-    )
-
-
-def engine_view(build: Build, capabilities: Capabilities | None, problem: LlmError | None) -> EngineView:
-    """The engine that the next load would use, as clients see it."""
-    return EngineView(
-        server=str(build.server),
-        source=build.source,
-        locked=build.locked,
-        version=capabilities.version if capabilities else None,
-        backend=capabilities.backend if capabilities else None,
-        devices=capabilities.devices if capabilities else (),
         problem=problem.problem() if problem else None,
     )

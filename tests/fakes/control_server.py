@@ -66,6 +66,8 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("GET", r"/v1/(version|status|models|instances)"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
     ("GET", r"/v1/events"): None,
+    ("GET", r"/v1/engines(/[^/]+)?"): None,
+    ("POST", r"/v1/engines/select"): wire.SelectEngineBody,
     ("POST", r"/v1/inspect"): wire.InspectBody,
     ("POST", r"/v1/plan"): wire.PlanBody,
     ("POST", r"/v1/load"): wire.LoadBody,
@@ -73,6 +75,7 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", r"/v1/cancel"): wire.CancelBody,
 }
 QUERIES = {"/logs": {"lines", "follow"}, "/v1/events": {"since", "follow"}}
+OPTIONAL_QUERIES = {"/v1/models": {"catalogue"}}
 
 
 class _UnixServer(socketserver.ThreadingUnixStreamServer):
@@ -157,7 +160,10 @@ class _ControlHandler(http.server.BaseHTTPRequestHandler):
             self._problem(error)
             return
         self.seen.put(Seen(self.command, self.path, body))
-        left = self.scripts[urlsplit(self.path).path.rsplit("/", 1)[-1]]
+        word = urlsplit(self.path).path.rsplit("/", 1)[-1]
+        if self.command == "GET" and "/engines/" in self.path:
+            word = "engine"  # whichever
+        left = self.scripts[word]
         script = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(script, LlmError):
             self._problem(script)
@@ -176,7 +182,8 @@ class _ControlHandler(http.server.BaseHTTPRequestHandler):
         if not models:
             raise LlmError(ErrorCode.NO_SUCH_ROUTE, f"no route {self.command} {self.path}")
         wanted = next((keys for end, keys in QUERIES.items() if parts.path.endswith(end)), set())
-        if set(parse_qs(parts.query)) != wanted:
+        optional = OPTIONAL_QUERIES.get(parts.path, set())
+        if not wanted <= set(parse_qs(parts.query)) <= wanted | optional:
             raise LlmError(ErrorCode.INVALID_REQUEST, f"query {parts.query!r}, expected {sorted(wanted)}")
         if models[0] is None:
             return None
@@ -341,6 +348,84 @@ PLAN = wire.PlanView.model_validate(
         ],
         "available_bytes": 24125 * MIB,
         "argv": ["/opt/llama/llama-server", "-m", "/home/x/my models/a;b.gguf", "-c", "8192"],
+        "verdict": "tight",
+        "evidence": "header",
+        "limit": {"by": "model", "line": None, "text": "the model: it is trained for 8,192 tokens"},
+        "notes": ["2 slots, as no number was asked for"],
+        "agent": {"ready": False, "concurrent_subagents": 1, "remarks": ["The window is too small."]},
+        "batch_tokens": 2048,
+        "micro_batch_tokens": 512,
+        "unified": False,
+        "swa_full": False,
+        "placement": {"layers_on_card": 20, "expert_layers_on_host": 0, "cache_on_host": False},
+        "draft": {
+            "spec_type": "draft-mtp",
+            "tokens": 3,
+            "cache_type_k": "q8_0",
+            "cache_type_v": "f16",
+            "window_tokens": 0,
+        },
+        "projector": "host",
+        "rope": {"scaling": "yarn", "factor": 2.5, "original_tokens": 8192, "window_tokens": 20480},
+        "tier": {"card_tokens": 4096, "host_bytes": 64 * MIB, "tail_draft_tokens": 0},
+        "card": {
+            "id": "rtx-3090",
+            "name": "NVIDIA GeForce RTX 3090",
+            "total_bytes": 24576 * MIB,
+            "compute_capability": "8.6",
+            "backend": "cuda",
+            "present": True,
+            "empty": False,
+            "desktop": True,
+        },
+        "alternatives": [
+            {
+                "ask": "--parallel 1",
+                "window_tokens": 8192,
+                "parallel": 1,
+                "card_bytes": 500 * MIB,
+                "gain": "4,096 tokens of window more, 1 slot instead of 2",
+            }
+        ],
+        "smallest_card": {
+            "gib": 12,
+            "total_bytes": 11900 * MIB,
+            "window_tokens": 40960,
+            "evidence": "header",
+        },
+        "speed": {
+            "tokens_per_s": 54.8,
+            "qualifier": "other card",
+            "card": "rtx-4090",
+            "backend": "vulkan",
+            "speculation": "mtp",
+            "workload": "code",
+        },
+    }
+)
+PREVIEWED = wire.PlanView.model_validate(
+    PLAN.model_dump()
+    | dict.fromkeys(("path", "architecture", "placement", "draft", "rope", "tier", "speed"))
+    | {
+        "model": "Gemma-4-26B-A4B",
+        "quantisation": "Q4_K_S",
+        "window_tokens": 65536,
+        "projector": "card",
+        "argv": (),
+        "verdict": "ok",
+        "evidence": "catalogue",
+        "agent": {"ready": True, "concurrent_subagents": 1, "remarks": []},
+        "card": PLAN.card.model_dump() | {"empty": True, "desktop": None, "present": False}
+        if PLAN.card
+        else None,
+        "download": {
+            "id": "gemma-4-26b-a4b",
+            "repository": "somebody/Gemma-4-26B-A4B-GGUF",
+            "file": "gemma.gguf",
+            "file_bytes": 16 << 30,
+            "projector_file": "mmproj.gguf",
+            "projector_bytes": 1 << 30,
+        },
     }
 )
 STATUS = wire.Status.model_validate(
@@ -374,6 +459,87 @@ STATUS = wire.Status.model_validate(
         "instances": [INSTANCE],
     }
 )
+_ENGINE = {
+    "name": "b11434-cuda-sm86",
+    "kind": "compiled",
+    "source": "engines_dir",
+    "server": "/opt/engines/b11434-cuda-sm86/llama-server",
+    "offered": True,
+    "next": True,
+    "version": "0.6.0-dev (build 11434, commit abc)",
+    "tag": "b11434",
+    "stale": False,
+    "gpu_architecture": "sm86",
+    "backend": "cuda",
+    "devices": ["CUDA0"],
+    "dry_run": True,
+    "problem": None,
+}
+ENGINES = wire.Engines.model_validate(
+    {
+        "engines": [
+            _ENGINE,
+            _ENGINE
+            | {
+                "name": "b10434-cuda-sm86",
+                "server": "/opt/engines/b10434-cuda-sm86/llama-server",
+                "next": False,
+                "tag": "b10434",
+                "stale": True,
+                "version": "1 (abc)",
+            },
+            _ENGINE
+            | {
+                "name": "path",
+                "kind": "path",
+                "server": "/usr/bin/llama-server",
+                "next": False,
+                "tag": None,
+                "stale": None,
+                "version": None,
+                "gpu_architecture": None,
+                "backend": None,
+                "devices": [],
+                "dry_run": False,
+                "problem": LlmError(ErrorCode.ENGINE_UNUSABLE, "It dies.", hint="Another one.").problem(),
+            },
+        ],
+        "next": "b11434-cuda-sm86",
+        "next_problem": None,
+        "choice": "b11434-cuda-sm86",
+        "choice_problem": None,
+        "locked": False,
+        "pin": "b11434",
+        "running": [
+            {
+                "model": "SmolLM2-135M",
+                "run": "k3f9",
+                "server": "/usr/bin/llama-server",
+                "version": "1 (old)",
+                "is_next": False,
+            }
+        ],
+    }
+)
+ENGINE = wire.EngineDetails.model_validate(
+    {
+        "engine": _ENGINE,
+        "library_path": ["/opt/engines/b11434-cuda-sm86"],
+        "digest": "e1-0123",
+        "dry_run_program": "/opt/engines/b11434-cuda-sm86/llama-fit-params",
+        "dry_run_flags": ["--fit-print"],
+        "options": [
+            {
+                "names": ["-fa", "--flash-attn"],
+                "value": "[on|off|auto]",
+                "allowed": ["on", "off", "auto"],
+                "default": "auto",
+                "variables": ["LLAMA_ARG_FLASH_ATTN"],
+            },
+            {"names": ["--metrics"], "value": None, "allowed": [], "default": "disabled", "variables": []},
+        ],
+    }
+)
 MODELS = wire.Models.model_validate(
     {
         "models_dir": "/home/x/models",
@@ -396,6 +562,17 @@ MODELS = wire.Models.model_validate(
                 "state_bytes_per_slot": 0,
                 "projector": "/home/x/models/SmolLM2-135M/mmproj.gguf",
                 "drafter": "/home/x/models/mtp-smol.gguf",
+                "verdict": "tight",
+                "parallel": 2,
+                "window_tokens": 4096,
+                "evidence": "header",
+                "speed": {
+                    "tokens_per_s": 210.5,
+                    "qualifier": "measured on vulkan",
+                    "card": "rtx-3090",
+                    "backend": "vulkan",
+                    "speculation": "none",
+                },
             },
             {
                 "name": "page",
@@ -411,6 +588,16 @@ MODELS = wire.Models.model_validate(
                 ).problem(),
             },
         ],
+        "planned_for": {
+            "id": "rtx-3090",
+            "name": "NVIDIA GeForce RTX 3090",
+            "total_bytes": 24576 * MIB,
+            "compute_capability": "8.6",
+            "backend": "cuda",
+            "present": True,
+            "empty": True,
+            "desktop": True,
+        },
     }
 )
 _LAYER = {

@@ -50,8 +50,8 @@ class UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect to the socket."""
         self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self.path))  # waits where many others do; with a timeout it would fail at once
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self.path))
 
 
 @dataclass(frozen=True)

@@ -347,6 +347,7 @@ def test_curl_is_enough(service: Service) -> None:
     assert [model["name"] for model in models] == [NAME]
     plan = service.request("POST", "/v1/plan", {"model": "smollm2"}).json()
     assert plan["fits"] is True
-    assert plan["context_tokens"] == 8192
+    assert plan["window_tokens"] == 8192
+    assert plan["context_tokens"] == plan["parallel"] * 8192
     assert plan["card_bytes"] == sum(item["bytes"] for item in plan["items"] if item["place"] == "card")
     assert plan["available_bytes"] == sum(line["bytes"] for line in plan["budget"])

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -190,3 +191,51 @@ def test_files_for_more_than_a_thousand_clients(fake: Service) -> None:
 def test_numbers_are_numbers(fake: Service, body: str) -> None:
     answer = fake.request("POST", "/v1/plan", body.encode())
     assert (answer.status, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_file_whose_path_is_no_utf8_is_inspected(fake: Service) -> None:
+    folder = os.fsencode(fake.directory) + b"/caf\xe9 %"
+    os.mkdir(folder)  # noqa: PTH102 - pathlib has no bytes
+    os.link(fake.models_dir / "tiny" / "tiny.gguf", folder + b"/x\xff.gguf")
+    view = fake.ctl_json("inspect", os.fsdecode(folder + b"/x\xff.gguf"))
+    assert view["path"] == f"{fake.directory}/caf\\xe9 %/x\\xff.gguf"
+    assert view["layers"] == fake.ctl_json("inspect", "tiny")["layers"]
+    missing = fake.ctl("inspect", os.fsdecode(folder + b"/no\xfe"), check=False)
+    assert missing.returncode == 7
+    assert "no\\xfe is not a usable model file" in missing.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "load", "unload", "logs"])
+def test_a_name_that_is_no_utf8_is_answered(fake: Service, command: str) -> None:
+    done = fake.ctl(command, os.fsdecode(b"nobody\xff"), check=False)
+    assert done.returncode == 4
+    assert "nobody\\" in done.stderr
+    assert "Hint: " in done.stderr
+
+
+@pytest.mark.parametrize("target", ["/v1/events?follow=1", "/v1/instances/tiny/logs?follow=1"])
+def test_the_head_of_a_stream_ends(fake: Service, target: str) -> None:
+    fake.load("tiny")
+    answer = fake.request("HEAD", target, timeout=20)
+    assert (answer.status, answer.content_type, answer.body) == (200, "application/x-ndjson", b"")
+
+
+def test_a_runtime_directory_that_is_deleted_can_be_made_anew(fake: Service) -> None:
+    """The hint of the client works, and no model is disturbed."""
+    fake.load("tiny")
+    pid = fake.instances()["tiny"]["main_pid"]
+    shutil.rmtree(fake.runtime_dir)
+    lost = fake.ctl("ps", check=False)
+    assert lost.returncode == 3
+    (hint,) = [line for line in lost.stderr.splitlines() if line.startswith("Hint: ")]
+    subprocess.run(shlex.split(hint.rpartition(": ")[2]), check=True, timeout=60)
+    assert [item["main_pid"] for item in fake.ctl_json("ps")["instances"]] == [pid]
+    assert fake.main_pid() > 0
+
+
+def test_a_state_file_that_is_deleted_is_told_and_made_anew(fake: Service) -> None:
+    assert "state_problem" not in {k for k, v in fake.ctl_json("status").items() if v}
+    state = fake.directory / "state"
+    shutil.rmtree(state)
+    assert "removed or replaced" in fake.ctl_json("status")["state_problem"]["detail"]
+    assert (state / "lllm3090.db").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from lllm3090d import wire
 from lllm3090d.checkpoints.classify import DraftMethod, Kind
 from lllm3090d.checkpoints.facts import LayerKind
 from lllm3090d.errors import ErrorCode, LlmError
-from tests.fakes.control_server import INSPECTED, MODELS, ControlServer, changed, ctl
+from tests.fakes.control_server import INSPECTED, MODELS, STATUS, ControlServer, changed, ctl
 
 pytestmark = pytest.mark.unit
 
@@ -40,9 +41,25 @@ def test_what_is_no_file_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert asked("org/model.gguf") == wire.InspectBody(model="org/model.gguf")
 
 
-@pytest.mark.parametrize("argument", ["", "caf\udce9", "/caf\udce9.gguf"])
-def test_what_cannot_be_sent_is_refused_here(tmp_path: Path, argument: str) -> None:
-    assert ctl(tmp_path / "none.sock", "inspect", argument).exit_code == 2
+def test_nothing_is_no_file_and_no_name(tmp_path: Path) -> None:
+    assert ctl(tmp_path / "none.sock", "inspect", "").exit_code == 2
+
+
+def test_a_file_whose_path_is_no_utf8_is_asked_for_by_its_uri(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name, the directory, or both; what is no file is a model, named as the daemon lists it."""
+    folder = tmp_path / os.fsdecode(b"d %\xff")
+    folder.mkdir()
+    (folder / os.fsdecode(b"m\xe9.gguf")).touch()
+    (folder / "plain.gguf").touch()
+    monkeypatch.chdir(folder)
+    here = f"file://{tmp_path}/d%20%25%FF"
+    assert asked("m\udce9.gguf") == wire.InspectBody(path=f"{here}/m%E9.gguf")
+    assert asked("plain.gguf") == wire.InspectBody(path=f"{here}/plain.gguf")
+    assert asked("./missing\udcff") == wire.InspectBody(path=f"{here}/./missing%FF")
+    assert asked("missing\udcff") == wire.InspectBody(model="missing\\xff")
+    assert asked("/elsewhere/m.gguf") == wire.InspectBody(path="/elsewhere/m.gguf")
 
 
 def test_inspect_draws_the_layers() -> None:
@@ -97,8 +114,72 @@ def test_inspect_shows_what_cannot_be_priced() -> None:
         "size          1.0 GiB",
         "tensors       3, 512.0 MiB",
         "",
-        "It cannot be planned: Unknown architecture: No rule. Hint: Choose another.",
+        "It cannot be planned: Unsupported kind of model: No rule. Hint: Choose another.",
     ]
+
+
+ROPE = wire.RopeView(base=1e6, dimensions=128, scaling="none", factor=1.0, own_factors=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, "base 1,000,000, 128 values of a head"),
+        ({"sections": (11, 11, 10, 0)}, "base 1,000,000, 128 values of a head, sections of 11, 11, 10"),
+        (
+            {"base": 500000.0, "own_factors": True},
+            "base 500,000, 128 values of a head, factors of its own",
+        ),
+        (
+            {"scaling": "yarn", "factor": 32.0, "original_context_tokens": 4096},
+            "base 1,000,000, 128 values of a head, yarn x 32 from 4096 tokens",
+        ),
+        (
+            {"scaling": "linear", "factor": 8.0, "sliding_base": 10000.0},
+            "base 1,000,000 (10,000 in sliding layers), 128 values of a head, linear x 8",
+        ),
+        ({"scaling": "\x1b[31m"}, "base 1,000,000, 128 values of a head, \\x1b[31m x 1"),
+    ],
+)
+def test_inspect_shows_positions_in_one_line(changes: dict[str, object], shown: str) -> None:
+    with ControlServer(inspect=changed(INSPECTED, rope=changed(ROPE, **changes))) as server:
+        lines = ctl(server, "inspect", "hybrid").stdout.splitlines()
+    assert [line for line in lines if line.startswith("rope")] == [f"rope          {shown}"]
+
+
+SEES: dict[str, object] = {
+    "type": "gemma3", "sees": True, "hears": False, "projection_length": 2560, "image_size": 896,
+    "image_max_pixels": None, "patch_size": 14, "merge_size": 4, "image_tokens": 256,
+    "embedding_length": 1152, "block_count": 27,
+}  # fmt: skip
+NOTHING = dict.fromkeys(wire.ProjectorView.model_fields) | {"sees": True, "hears": False}
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        (SEES, ["sees    gemma3, images of 896 x 896 pixels, 256 tokens each, into 2560 values"]),
+        (
+            SEES | {"type": "qwen2.5vl_merger", "image_size": 560, "merge_size": 2, "image_tokens": None},
+            [
+                "sees    qwen2.5vl_merger, usual image 560 x 560 pixels, patches of 14 x 14 pixels,"
+                " 4 to a token, into 2560 values"
+            ],
+        ),
+        (SEES | {"hears": True, "image_max_pixels": 1 << 20}, [
+            "sees    gemma3, images of 896 x 896 pixels, 256 tokens each, at most 1,048,576 pixels,"
+            " into 2560 values",
+            "hears   yes",
+        ]),
+        (NOTHING, ["sees    of an unknown type"]),
+        (NOTHING | {"sees": False, "hears": True, "type": "ultravox"}, ["hears   ultravox"]),
+    ],
+)  # fmt: skip
+def test_inspect_shows_what_a_projector_adds(facts: dict[str, object], shown: list[str]) -> None:
+    with ControlServer(inspect=changed(INSPECTED, projector_facts=facts)) as server:
+        lines = ctl(server, "inspect", "hybrid").stdout.splitlines()
+    found = [line for line in lines if line.startswith(("sees", "hears"))]
+    assert [line.split() for line in found] == [line.split() for line in shown]
 
 
 def test_inspect_says_where_a_cache_type_is_impossible() -> None:
@@ -124,18 +205,42 @@ def test_models_tells_the_incomplete_from_the_unusable() -> None:
     assert lines[1][-1] == "incomplete"
     assert lines[2][1:3] == ["embedding", "dense"]
     assert lines[2][-1] == "unusable"
-    assert lines[3][-5:] == ["12,240", "+512w", "63.0", "MiB", "-"]
+    row = lines[3]
+    assert row[row.index("12,240") :][:4] == ["12,240", "+512w", "63.0", "MiB"]
+    assert row[-1] == "-"
     assert " ".join(lines[4]) == "half: Parts of the model are missing: Shard 2 is missing. Hint: Fetch it."
-    assert " ".join(lines[5]) == "bge: Unknown architecture: It cannot be priced."
+    assert " ".join(lines[5]) == "bge: Unsupported kind of model: It cannot be priced."
     assert len(lines) == 6
 
 
 def test_models_of_an_older_daemon_are_listed() -> None:
     """Every new member is optional."""
+    new = dict.fromkeys(("verdict", "parallel", "window_tokens", "evidence", "speed"))
     old = changed(
-        MODELS.models[0], kind=None, badges=(), kv_bytes_per_token=None, projector=None, drafter=None
+        MODELS.models[0],
+        **new,
+        kind=None,
+        badges=(),
+        kv_bytes_per_token=None,
+        projector=None,
+        drafter=None,
     )
     with ControlServer(models=wire.Models(models_dir="/m", models=(old,))) as server:
         assert ctl(server, "models").stdout.splitlines()[1].split() == [
-            "SmolLM2-135M", "-", "100.0", "MiB", "llama", "Q4_K_M", "8192", "-", "-", "ready",
+            "SmolLM2-135M", "-", "100.0", "MiB", "llama", "Q4_K_M", "8192", *["-"] * 6, "ready",
         ]  # fmt: skip
+
+
+def test_models_and_status_tell_that_nobody_watches() -> None:
+    reason = LlmError(ErrorCode.LIBRARY_UNWATCHED, "A limit is reached.", hint="Raise it.").problem()
+    title = "The models directory is not watched"
+    unwatched = wire.Models(models_dir="/m", models=MODELS.models, watch_problem=reason)
+    empty = wire.Models(models_dir="/m", models=(), watch_problem=reason)
+    with ControlServer(
+        models=[unwatched, empty, MODELS], status=changed(STATUS, watch_problem=reason)
+    ) as server:
+        for _ in range(2):
+            last = ctl(server, "models").stdout.splitlines()[-1]
+            assert last == f"{title}: A limit is reached. Hint: Raise it."
+        assert title not in ctl(server, "models").stdout
+        assert f"models: {title}: A limit is reached. Hint: Raise it." in ctl(server, "status").stdout

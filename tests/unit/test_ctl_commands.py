@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from lllm3090d import wire
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.quote import Evidence
+from lllm3090d.planning.verdict import Verdict
 from tests.fakes.control_server import (
     ADMITTED,
     INSPECTED,
@@ -18,11 +23,13 @@ from tests.fakes.control_server import (
     MIB,
     MODELS,
     PLAN,
+    PREVIEWED,
     READY,
     STATUS,
     TOO_LARGE,
     ControlServer,
     Cut,
+    RawServer,
     Script,
     Stream,
     changed,
@@ -134,20 +141,69 @@ def test_models_tells_what_cannot_be_loaded() -> None:
     with ControlServer(models=MODELS) as server:
         lines = ctl(server, "models").stdout.splitlines()
     assert lines[0].split() == [
-        "NAME", "KIND", "SIZE", "ARCH", "QUANT", "CONTEXT", "B/TOKEN", "SLOT", "STATE",
+        "NAME", "KIND", "SIZE", "ARCH", "QUANT", "CONTEXT", "B/TOKEN", "SLOT", "VERDICT", "PLAN", "TOKENS/S",
+        "EVIDENCE", "STATE",
     ]  # fmt: skip
     assert lines[1].split() == [
-        "SmolLM2-135M", "dense", "vision", "100.0", "MiB", "llama", "Q4_K_M", "8192", "12,240", "-", "ready",
+        "SmolLM2-135M", "dense", "vision", "100.0", "MiB", "llama", "Q4_K_M", "8192", "12,240", "-",
+        "tight", "2", "x", "4,096", "210.5,", "measured", "on", "vulkan", "header", "ready",
     ]  # fmt: skip
-    assert lines[2].split() == ["page", "-", "3.0", "GiB", "-", "-", "-", "-", "-", "unusable"]
+    assert lines[2].split() == ["page", "-", "3.0", "GiB", *["-"] * 9, "unusable"]
     assert lines[3] == "SmolLM2-135M: with projector mmproj.gguf, drafter mtp-smol.gguf"
     assert lines[4] == "page: The model file is damaged: It is HTML. Hint: Fetch it again."
+    assert lines[5] == (
+        "VERDICT and PLAN are for NVIDIA GeForce RTX 3090, 24.0 GiB, cuda, with nothing on it but a desktop;"
+        " loaded models are not counted."
+    )
+
+
+def test_models_of_the_catalogue_say_where_they_can_be_had() -> None:
+    """They are asked for, stand behind the others, and are not taken for what is on disk."""
+    row = wire.ModelView(
+        name="Gemma",
+        aliases=("gemma",),
+        size_bytes=17 << 30,
+        shards=1,
+        architecture=None,
+        quantisation="Q4_K_S",
+        trained_context_tokens=262144,
+        on_disk=False,
+        download=PREVIEWED.download,
+        verdict=Verdict.TOO_BIG,
+        evidence=Evidence.CATALOGUE,
+    )
+    unknown = LlmError(ErrorCode.UNSUPPORTED_ARCHITECTURE, "Latent.", hint="Download it.").problem()
+    latent = changed(row, name="Latent", verdict=None, evidence=None, plan_problem=unknown)
+    listing = changed(
+        MODELS,
+        models=(*MODELS.models, row, latent),
+        catalogue_problem=LlmError(ErrorCode.SETTINGS_INVALID, "It is no file.", hint="Move it.").problem(),
+    )
+    with ControlServer(models=listing) as server:
+        done = ctl(server, "models", "--catalogue")
+        assert server.next_request().target == "/v1/models?catalogue=1"
+    lines = done.stdout.splitlines()
+    assert lines[3].split() == [
+        "Gemma", "-", "17.0", "GiB", "-", "Q4_K_S", "262144", "-", "-", "too-big", "-", "-", "catalogue",
+        "download",
+    ]  # fmt: skip
+    assert "Gemma: to be had from somebody/Gemma-4-26B-A4B-GGUF, gemma.gguf, mmproj.gguf" in lines
+    assert "Latent: Unsupported kind of model: Latent. Hint: Download it." in lines
+    assert lines[-1] == "The settings are not valid: It is no file. Hint: Move it."
+
+
+def test_models_without_an_engine_say_why_nothing_is_planned() -> None:
+    missing = LlmError(ErrorCode.ENGINE_NOT_FOUND, "There is none.", hint="Build one.").problem()
+    with ControlServer(models=changed(MODELS, plan_problem=missing)) as server:
+        last = ctl(server, "models").stdout.splitlines()[-1]
+    assert last == "No llama-server was found: There is none. Hint: Build one."
 
 
 def test_plan_is_a_ledger() -> None:
     """Items, budget with signs, verdict, and a command line that a shell reads back."""
     with ControlServer(plan=PLAN) as server:
-        done = ctl(server, "plan", "smol", "--context", "8192", "--parallel", "2", "--cache-type", "q8_0")
+        sizes = ("--context", "8192", "--parallel", "2", "--cache-type", "q8_0")
+        done = ctl(server, "plan", "smol", *sizes, "--explain")
         asked = server.next_request()
     assert asked.body == wire.PlanBody.model_validate(
         {"model": "smol", "context_tokens": 8192, "parallel": 2, "cache_type": "q8_0"}
@@ -163,6 +219,167 @@ def test_plan_is_a_ledger() -> None:
     assert "available   24,125.0" in lines
     assert "It fits, with 23,613.0 MiB to spare." in lines
     assert tuple(shlex.split(lines[-1])) == PLAN.argv
+
+
+def test_plan_tells_what_it_gives() -> None:
+    """Card, verdict, what limits it, and everything that is not as usual; without --explain no formula."""
+    with ControlServer(plan=PLAN) as server:
+        lines = ctl(server, "plan", "smol").stdout.splitlines()
+    for line in (
+        "card        NVIDIA GeForce RTX 3090, 24.0 GiB, cuda",
+        "verdict     tight: too small a window for an agent",
+        "limited by  the model: it is trained for 8,192 tokens",
+        "placement   20 layers on the card",
+        "tier        4,096 tokens on the card, the others in 64.0 MiB of pinned host memory",
+        "drafting    draft-mtp, 3 tokens, q8_0/f16 cache",
+        "projector   in host memory",
+        "rope        yarn x 2.5, from 8,192 to 20,480 tokens",
+        "speed       54.8 tokens/s (other card): rtx-4090, vulkan, mtp, code",
+        "evidence    header",
+        "Note: 2 slots, as no number was asked for.",
+        "The window is too small.",
+        "For an agent it needs a card of 12 GiB, which holds 40,960 tokens in one slot.",
+        "ITEM                    MIB  PLACE  EVIDENCE",
+        "total      +24,576.0",
+    ):
+        assert line in lines
+    text = "\n".join(lines)
+    assert "[x]" not in text
+    assert "--parallel 1" not in text
+
+
+def test_plan_explains_itself_when_asked() -> None:
+    """Formula and origin of each line, the smallest card, and what else could be had, with how to ask for it."""
+    with ControlServer(plan=PLAN) as server:
+        lines = ctl(server, "plan", "smol", "--explain").stdout.splitlines()
+        assert server.next_request().body == wire.PlanBody(model="smol")
+    assert (
+        "Smallest card for an agent: 12 GiB (11,900.0 MiB for 40,960 tokens in one slot, evidence header)."
+    ) in lines
+    head = lines.index("ASK           PLAN         MIB  GAIN")
+    assert (
+        lines[head + 1] == "--parallel 1  1 x 8,192  500.0  4,096 tokens of window more, 1 slot instead of 2"
+    )
+
+
+def test_a_preview_is_marked_and_says_where_the_model_can_be_had() -> None:
+    """No file, no command line, and a desktop that nobody has seen."""
+    with ControlServer(plan=PREVIEWED) as server:
+        done = ctl(server, "plan", "gemma")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "A preview: this model is not on disk."
+    assert (
+        "download    somebody/Gemma-4-26B-A4B-GGUF: gemma.gguf (16.0 GiB), mmproj.gguf (1.0 GiB)"
+    ) in lines
+    assert (
+        "card        NVIDIA GeForce RTX 3090, 24.0 GiB, cuda, with nothing on it but a desktop, which is assumed"
+    ) in lines
+    assert "subagents   1 at a time" in lines
+    assert not any(line.startswith(("file ", "The engine's command line")) for line in lines)
+
+
+def test_a_card_that_cannot_compute_the_model_is_a_refusal() -> None:
+    """It fits, and that does not help."""
+    with ControlServer(plan=changed(PLAN, verdict="capability")) as server:
+        done = ctl(server, "plan", "smol")
+    assert done.exit_code == 5
+    assert "It fits, with 23,613.0 MiB to spare, but the card cannot compute it." in done.stdout.splitlines()
+
+
+def test_a_plan_of_an_older_daemon_is_shown() -> None:
+    """Every new member is optional."""
+    new = {
+        name
+        for name, field in wire.PlanView.model_fields.items()
+        if not field.is_required() and name not in {"path", "architecture"}
+    }
+    old = PLAN.model_dump(mode="json", exclude=new)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+    body = json.dumps(old).encode()
+    with RawServer(head + str(len(body)).encode() + b"\r\n\r\n" + body) as server:
+        done = ctl(server, "plan", "smol", "--explain")
+    assert done.exit_code == 0
+    assert "limited by  model" in done.stdout.splitlines()
+
+
+PLAN_OPTIONS = {
+    "--ctx 4096": {"context_tokens": 4096},
+    "--slot-policy window": {"slot_policy": "window"},
+    "--offload allowed": {"offload": "allowed"},
+    "--gpu-layers 0": {"gpu_layers": 0},
+    "--cpu-experts 12": {"cpu_experts": 12},
+    "--cache-on-host": {"cache_on_host": True},
+    "--draft off": {"drafting": "off"},
+    "--draft-tokens 5": {"draft_tokens": 5},
+    "--projector host": {"projector": "host"},
+    "--unified": {"unified": True},
+    "--swa-full": {"swa_full": True},
+    "--batch 4096": {"batch_tokens": 4096},
+    "--micro-batch 1024": {"micro_batch_tokens": 1024},
+    "--rope-scaling yarn": {"rope_scaling": "yarn"},
+    "--tier": {"tiered": True},
+    "-- --threads 4": {"arguments": ["--threads", "4"]},
+}
+CARD_OPTIONS = {
+    "--card 'RTX 4090'": {"card": "RTX 4090"},
+    "--vram 12GiB": {"vram": "12GiB"},
+    "--desktop": {"desktop": True},
+    "--headless": {"desktop": False},
+    "--backend cuda": {"backend": "cuda"},
+    "--check": {"check": True},
+}
+
+
+@pytest.mark.parametrize(("option", "asked"), (PLAN_OPTIONS | CARD_OPTIONS).items())
+def test_each_option_is_a_member_of_the_request(option: str, asked: dict[str, object]) -> None:
+    with ControlServer(plan=PLAN) as server:
+        assert ctl(server, "plan", "smol", *shlex.split(option)).exit_code == 0
+        seen = server.next_request().body
+    assert seen is not None
+    assert seen.model_dump(mode="json", exclude_unset=True) == {"model": "smol"} | asked
+
+
+@pytest.mark.parametrize(("option", "asked"), PLAN_OPTIONS.items())
+def test_load_takes_the_options_of_a_plan(option: str, asked: dict[str, object]) -> None:
+    with ControlServer(load=Stream((READY,))) as server:
+        assert ctl(server, "load", "smol", *shlex.split(option)).exit_code == 0
+        seen = server.next_request().body
+    assert seen is not None
+    assert seen.model_dump(mode="json", exclude_unset=True, exclude={"token"}) == {"model": "smol"} | asked
+
+
+def test_every_option_of_a_plan_is_tried_above() -> None:
+    tried = {key for asked in (PLAN_OPTIONS | CARD_OPTIONS).values() for key in asked}
+    assert tried | {"model", "parallel", "cache_type"} == set(wire.PlanBody.model_fields)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--gpu-layers", "-1"],
+        ["--micro-batch", "31"],
+        ["--draft-tokens", "0"],
+        ["--offload", "maybe"],
+        ["--rope-scaling", "yarnish"],
+        ["--backend", "rocm"],
+        ["--tier=yes"],
+        ["--ctx", "0"],
+        ["--card"],
+    ],
+)
+def test_a_mistaken_option_asks_nothing(arguments: list[str]) -> None:
+    with ControlServer(plan=PLAN) as server:
+        done = ctl(server, "plan", "smol", *arguments)
+        assert server.seen.empty()
+    assert done.exit_code == 2
+    assert arguments[0].partition("=")[0] in done.stderr
+
+
+@pytest.mark.parametrize("option", CARD_OPTIONS)
+def test_a_load_is_for_the_card_that_is_there(option: str) -> None:
+    with ControlServer(load=Stream((READY,))) as server:
+        assert ctl(server, "load", "smol", *shlex.split(option)).exit_code == 2
 
 
 def test_plan_asks_only_for_what_was_chosen() -> None:
@@ -375,6 +592,35 @@ def test_names_travel_whole(name: str) -> None:
         assert server.next_request().body == wire.UnloadBody(model=name)
 
 
+def test_names_that_are_no_utf8_are_asked_for_as_they_are_listed() -> None:
+    """The daemon shows such a model with escapes, and knows it by them."""
+    gone = LlmError(ErrorCode.UNKNOWN_MODEL, "no such model", hint="look")
+    with ControlServer(plan=PLAN, unload=gone, load=gone, logs=gone) as server:
+        for command in ("plan", "load", "unload"):
+            assert ctl(server, command, "caf\udce9 \udcff").exit_code == (0 if command == "plan" else 4)
+            body = server.next_request().body
+            assert body is not None
+            assert body.model_dump()["model"] == "caf\\xe9 \\xff"
+        assert ctl(server, "logs", "caf\udce9").exit_code == 4
+        assert name_in_target(server.next_request().target) == "caf\\xe9"
+
+
+def test_a_socket_whose_path_is_no_utf8(tmp_path: Path) -> None:
+    """It works; what is said of it is text, and a command that names it can be typed."""
+    with ControlServer(status=STATUS, events=Stream((event(1),))) as server:
+        path = tmp_path / os.fsdecode(b"s\xff '$x'")
+        path.symlink_to(server.path)
+        assert f"socket     {tmp_path}/s\\xff '$x'\n" in ctl(path, "status").stdout
+        hint = json.loads(ctl(path, "events", "--follow", "--json").stdout.splitlines()[-1])["hint"]
+        path.unlink()
+        problem = json.loads(ctl(path, "status", "--json").stdout)
+    assert problem["details"]["socket"] == f"{tmp_path}/s\\xff '$x'"
+    assert "s\\xff" in problem["detail"]
+    typed = hint.split("--socket ")[1].split(" status")[0]
+    bash = subprocess.run(["bash", "-c", f"printf %s {typed}"], capture_output=True, check=True)
+    assert bash.stdout == os.fsencode(path)
+
+
 def test_logs_pass_lines_on() -> None:
     """Tabs stay, escapes become visible; JSON is the wire's."""
     lines = (
@@ -465,7 +711,6 @@ def test_version_tells_both() -> None:
         ["load", "x", "--context", "many"],
         ["load", "x", "--parallel", "257"],
         ["load", "x", "--cache-type", "q9"],
-        ["load", "a\udcff"],
         ["events", "--since", "-1"],
         ["logs", "x", "-n", "-1"],
         ["ps", "extra\x1b[31m"],

@@ -10,10 +10,13 @@ from pathlib import Path
 import click
 import pytest
 
-from lllm3090ctl.cli import CACHE_TYPES, cli
+from lllm3090ctl.cli import cli
+from lllm3090ctl.plan_options import CACHE_TYPES
 from lllm3090d import wire
 from lllm3090d.errors import ExitStatus
 from tests.fakes.control_server import (
+    ENGINE,
+    ENGINES,
     INSPECTED,
     INSTANCE,
     MODELS,
@@ -39,10 +42,14 @@ def section(command: str) -> str:
 
 
 def options(command: click.Command) -> Iterator[str]:
-    """Every way to spell an option of the command."""
+    """Every way to spell an option of the command, and of those below it."""
+    for below in (
+        command.commands.values() if isinstance(command, click.Group) and command is not cli else ()
+    ):
+        yield from options(below)
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            yield from parameter.opts
+            yield from (*parameter.opts, *parameter.secondary_opts)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -97,6 +104,12 @@ def examples() -> list[str]:
     context = click.Context(cli)
     texts = [CLI, cli.get_help(context)]
     texts += [command.get_help(click.Context(command)) for command in cli.commands.values()]
+    texts += [
+        below.get_help(click.Context(below))
+        for command in cli.commands.values()
+        if isinstance(command, click.Group)
+        for below in command.commands.values()
+    ]
     lines = {
         re.split(r" \||  ", line.strip())[0]
         for text in texts
@@ -114,6 +127,9 @@ def test_examples_work(line: str) -> None:
         status=STATUS,
         models=MODELS,
         inspect=INSPECTED,
+        engines=ENGINES,
+        engine=ENGINE,
+        select=ENGINES,
         instances=wire.Instances(instances=(INSTANCE,)),
         logs=Stream((wire.LogLine(at="t", message="m"),)),
         events=Stream((event(1),)),

@@ -63,7 +63,7 @@ def test_no_daemon_says_why_and_what_to_do(
     assert says in done.stderr
     assert str(tmp_path / "none.sock") in done.stderr
     asked = (tmp_path / "asked").read_text().split()
-    assert asked == ["--user", "show", "lllm3090d.service", "-p", "LoadState,ActiveState,Result,SubState"]
+    assert asked == ["--user", "show", "lllm3090d.service", "lllm3090d.socket", "-p", diagnosis.PROPERTIES]
     problem = json.loads(ctl(tmp_path / "none.sock", "ps", "--json", env=env).stdout)
     assert problem["details"]["reason"] == reason
     assert problem["exit_status"] == 3
@@ -85,6 +85,26 @@ def test_systemctl_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
     done = ctl(tmp_path / "none.sock", "status", env=fake_systemctl(tmp_path, "exec sleep 60"))
     assert done.exit_code == 3
     assert "systemd cannot be asked" in done.stderr
+
+
+@pytest.mark.parametrize("active", ["active", "inactive"])
+@pytest.mark.parametrize("listens", ["here", "elsewhere", os.fsdecode(b"caf\xe9")])
+def test_socket_of_systemd_that_was_removed(tmp_path: Path, active: str, listens: str) -> None:
+    """To start the daemon would not help, whether or not it runs: only systemd can make its socket anew."""
+    (tmp_path / "elsewhere").mkdir()
+    here = tmp_path / (listens if listens != "elsewhere" else "here") / "control.sock"
+    listener = {"LoadState": "loaded", "ActiveState": active}
+    listener["Listen"] = f"{tmp_path / listens / 'control.sock'} (Stream)"
+    script = f"{properties(NOT_RUNNING)}\necho\n{properties(listener)}"
+    (tmp_path / "systemctl").write_bytes(os.fsencode("#!/bin/sh\n" + script))
+    (tmp_path / "systemctl").chmod(0o755)
+    done = ctl(here, "ps", "--json", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.exit_code == 3
+    problem = json.loads(done.stdout.encode())
+    removed = active == "active" and listens != "elsewhere"
+    assert problem["details"]["reason"] == ("socket_removed" if removed else "not_running")
+    assert ("systemctl --user restart lllm3090d.socket" in problem["hint"]) is removed
+    json.dumps(problem, ensure_ascii=False).encode()  # no lone surrogates
 
 
 def test_without_systemctl(tmp_path: Path) -> None:

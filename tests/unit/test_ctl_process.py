@@ -272,7 +272,7 @@ def test_tables_on_a_terminal_hold_names_in_check() -> None:
         assert r"\x1b" in drawn
         assert "\x1b[2J" not in drawn
         assert drawn.count("u") >= 150
-        drawn, _ = on_terminal(server, "plan", "x", stream="stdout")
+        drawn, _ = on_terminal(server, "plan", "x", "--explain", stream="stdout")
     assert "30 layers [x] 8192" in drawn
 
 

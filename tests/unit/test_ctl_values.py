@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lllm3090ctl import exits, text
-from lllm3090ctl.cli import CACHE_TYPES, MOST_CONTEXT_TOKENS, MOST_SLOTS
+from lllm3090ctl.cli import cli
 from lllm3090ctl.documents import Document, parse
 from lllm3090ctl.failures import PROBLEM_TYPE_PREFIX, Failure, as_failure
+from lllm3090ctl.plan_options import CACHE_TYPES
 from lllm3090d import errors, wire
 from lllm3090d.planning.planner import CacheType
 
@@ -28,10 +30,33 @@ def test_exit_statuses_are_those_of_the_daemon() -> None:
 def test_limits_of_options_are_those_of_the_wire() -> None:
     """What the client rejects as usage is what the daemon would reject, and nothing else."""
     assert set(CACHE_TYPES) == {str(each) for each in CacheType}
-    wire.PlanBody(model="m", context_tokens=MOST_CONTEXT_TOKENS, parallel=MOST_SLOTS)
-    for excess in ({"context_tokens": MOST_CONTEXT_TOKENS + 1}, {"parallel": MOST_SLOTS + 1}):
-        with pytest.raises(ValueError, match="less than or equal"):
-            wire.PlanBody.model_validate({"model": "m"} | excess)
+    ranges = {
+        parameter.name: parameter.type
+        for parameter in cli.commands["plan"].params
+        if isinstance(parameter.type, click.IntRange)
+    }
+    assert {"context_tokens", "parallel", "gpu_layers", "draft_tokens", "micro_batch_tokens"} <= set(ranges)
+    for name, limits in ranges.items():
+        for least_or_most in (limits.min, limits.max):
+            wire.PlanBody.model_validate({"model": "m", name: least_or_most})
+        for beyond in ((limits.min or 0) - 1, (limits.max or 0) + 1):
+            with pytest.raises(ValueError, match=rf"{name}\n.*than or equal"):
+                wire.PlanBody.model_validate({"model": "m", name: beyond})
+
+
+def test_words_of_options_are_those_of_the_wire() -> None:
+    """Each choice of the client is one of the daemon, and none is missing."""
+    schema = wire.PlanBody.model_json_schema()
+    choices = [
+        parameter for parameter in cli.commands["plan"].params if isinstance(parameter.type, click.Choice)
+    ]
+    assert len(choices) == 7
+    for parameter in choices:
+        (described,) = (
+            part for part in schema["properties"][parameter.name]["anyOf"] if part.get("type") != "null"
+        )
+        words = schema["$defs"][described["$ref"].rsplit("/", 1)[1]] if "$ref" in described else described
+        assert sorted(parameter.type.choices) == sorted(words["enum"]), parameter.name
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,20 @@ import pytest
 
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving import effects as module
 from lllm3090d.serving.effects import Effects
-from lllm3090d.serving.events import Event, StartFinished, StartUnit, StopFinished, StopUnit, UnitSeen
+from lllm3090d.serving.events import (
+    EngineReady,
+    Event,
+    StartFinished,
+    StartUnit,
+    StopFinished,
+    StopUnit,
+    TierChecked,
+    UnitSeen,
+)
+from lllm3090d.serving.journal import JournalLine
 from lllm3090d.serving.unit_spec import UnitSpec
 
 pytestmark = pytest.mark.unit
@@ -105,3 +116,60 @@ def test_a_start_makes_the_directory_of_the_sockets_again(tmp_path: Path) -> Non
     assert isinstance(finished, StartFinished)
     assert finished.error is not None
     assert finished.error.code is ErrorCode.RUNTIME_DIR_UNUSABLE
+
+
+MIB = 1 << 20
+TIER = Tier(256, 1024, TierSizes(4 * MIB, 2 * MIB, 12 * MIB, layers=1))
+SPLIT = (
+    "ggml_backend_cuda_tier_alloc: CUDA0_tier_kv_l0_256_1024 16.00 MiB: 4.00 MiB VRAM + 12.00 MiB host"
+    " (4 runs, 2 parts)"
+)
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch, tier: Tier | None, log: tuple[str, ...] | LlmError
+) -> list[Event]:
+    """What follows when an engine answers whose log says that."""
+
+    async def at_once(*_: object) -> bool:
+        return True
+
+    async def tail(_identifier: str, _lines: int) -> tuple[JournalLine, ...]:
+        if isinstance(log, LlmError):
+            raise log
+        return tuple(JournalLine(0, line) for line in log)
+
+    monkeypatch.setattr(module, "wait_until_ready", at_once)
+    monkeypatch.setattr("lllm3090d.serving.journal.tail", tail)
+    told: list[Event] = []
+    made = effects(LostManager(lost_answers=0, started=True), told)
+    instance = SimpleNamespace(
+        run=RUN,
+        unit=UNIT,
+        main_pid=None,
+        control_group="/x",
+        plan=SimpleNamespace(tier=tier),
+        record=SimpleNamespace(socket=Path("/x")),
+    )
+    scheduler = SimpleNamespace(by_run=lambda _: instance, ledger={})
+    made._scheduler = cast("Any", scheduler)
+    made._settings = cast("Any", lambda: SimpleNamespace(load_timeout_s=1.0))
+    asyncio.run(made.watch(RUN))
+    return told
+
+
+def test_a_divided_cache_is_looked_for_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, checked = watched(monkeypatch, TIER, ("loading", SPLIT))
+    assert ready == EngineReady(RUN, None)
+    assert isinstance(checked, TierChecked) and checked.in_force
+    assert "All 1 layers are split" in checked.reason
+    _, checked = watched(
+        monkeypatch, TIER, ("tiered KV: cells [0, 256) in VRAM, [256, 1024) in host memory",)
+    )
+    assert isinstance(checked, TierChecked) and not checked.in_force
+
+
+def test_without_a_tier_or_a_log_nothing_is_said_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched(monkeypatch, None, (SPLIT,)) == [EngineReady(RUN, None)]
+    unreadable = LlmError(ErrorCode.LOGS_UNAVAILABLE, "closed")
+    assert watched(monkeypatch, TIER, unreadable) == [EngineReady(RUN, None)]

@@ -519,15 +519,15 @@ def test_cache_does_not_keep_failures_or_what_changed_meanwhile(
     with pytest.raises(LlmError, match="web page"):
         cache.get([path])
     write_llama(path)
-    read = facts_module.read_facts
+    facts_of = facts_module.facts_of_headers
 
     def replaced_while_reading(*arguments: Any) -> CheckpointFacts:
-        found = read(*arguments)
+        found = facts_of(*arguments)
         write_llama(path, blocks=5)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(facts_module, "read_facts", replaced_while_reading)
+        patch.setattr(facts_module, "facts_of_headers", replaced_while_reading)
         assert len(cache.get([path]).layers) == 2
     assert len(cache.get([path]).layers) == 5
 

@@ -20,9 +20,11 @@ from lllm3090d.planning.costs import context_cost, state_bytes_per_slot, unprice
 from lllm3090d.serving.inspection import inspect, listed
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.settings import Settings
-from lllm3090d.wire import InspectBody, InspectView, ModelView
+from lllm3090d.wire import InspectBody, InspectView, ModelView, ProjectorView, RopeView
 from tests.fakes.gguf_files import (
     Tensor,
+    model_metadata,
+    model_tensors,
     write_gemma3,
     write_gguf,
     write_llama,
@@ -52,6 +54,10 @@ def lookup(settings: Settings) -> Iterator[Lookup]:
 
 def by_path(lookup: Lookup, path: Path) -> InspectView:
     return inspect(lookup, InspectBody(path=str(path)))
+
+
+def by_uri(lookup: Lookup, uri: str) -> InspectView:
+    return inspect(lookup, InspectBody(path=uri))
 
 
 def listing(lookup: Lookup, settings: Settings) -> dict[str, ModelView]:
@@ -182,6 +188,9 @@ def test_an_encoder_has_facts_and_a_reason(lookup: Lookup, settings: Settings) -
     view = inspect(lookup, InspectBody(model="bge"))
     assert (view.kind, view.context_costs, len(view.layers)) == (Kind.EMBEDDING, (), 24)
     assert view.problem is not None
+    assert "m.gguf is an embedding model, which turns text into vectors" in view.problem["detail"]
+    assert "does not run it: it cannot tell beforehand" in view.problem["detail"]
+    assert f"llama-server --embeddings -m {view.path} " in view.problem["hint"]
     row = listing(lookup, settings)["bge"]
     assert row.architecture == "bert"
     assert row.kv_bytes_per_token is None
@@ -281,7 +290,52 @@ def test_a_file_needs_no_library(tmp_path: Path) -> None:
     asyncio.run(lookup.close())
 
 
-@pytest.mark.parametrize("path", ["m.gguf", "./m.gguf", "~/m.gguf", "/a\0b.gguf"])
+@pytest.mark.parametrize("name", [b"m\xff.gguf", b"caf\xe9 %41?#.gguf", "m\u2028\u6a21.gguf".encode()])
+def test_a_file_of_any_name_can_be_named(lookup: Lookup, settings: Settings, name: bytes) -> None:
+    """By its URI, whatever its bytes; by its path where that is UTF-8. What is shown is text."""
+    path = write_llama(settings.models_dir / "a" / os.fsdecode(name))
+    (settings.models_dir / "a" / "mA.gguf").touch()
+    views = [
+        by_uri(lookup, path.as_uri()),
+        by_uri(lookup, path.as_uri().replace("file://", "file://localhost")),
+    ]
+    try:
+        name.decode()
+        views.append(by_path(lookup, path))
+    except UnicodeDecodeError:
+        views.append(
+            inspect(
+                lookup,
+                InspectBody(
+                    model="a/" + path.stem.encode(errors="surrogateescape").decode(errors="backslashreplace")
+                ),
+            )
+        )
+    assert views[0] == views[1] == views[2]
+    assert views[0].architecture == "llama"
+    views[0].model_dump_json().encode()
+
+
+def test_a_path_that_no_file_can_have(lookup: Lookup) -> None:
+    for path in ("/" + "x" * 4095, "file:///" + "%FF" * 4095):
+        with pytest.raises(LlmError, match="has 4096 bytes") as caught:
+            inspect(lookup, InspectBody(path=path))
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "m.gguf",
+        "./m.gguf",
+        "~/m.gguf",
+        "/a\0b.gguf",
+        "file:///a%00b",
+        "file://host/a",
+        "file:/a",
+        "http://a/b",
+    ],
+)
 def test_a_path_must_be_absolute(lookup: Lookup, path: str) -> None:
     with pytest.raises(LlmError) as caught:
         inspect(lookup, InspectBody(path=path))
@@ -306,6 +360,82 @@ def test_what_has_no_header_is_refused(lookup: Lookup, tmp_path: Path) -> None:
 def test_a_request_names_one_thing(body: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         InspectBody.model_validate(body)
+
+
+# --- positions, and what accompanies a model --------------------------------------------------------------
+
+
+def test_positions_are_those_of_the_file(lookup: Lookup, tmp_path: Path) -> None:
+    plain = write_llama(tmp_path / "plain.gguf", metadata={"llama.rope.dimension_count": 16})
+    view = by_path(lookup, plain).rope
+    assert view == RopeView(base=10000.0, dimensions=16, scaling="none", factor=1.0, own_factors=False)
+    keys = {
+        "llama.rope.freq_base": 5e5,
+        "llama.rope.dimension_count": 16,
+        "llama.rope.dimension_sections": [11, 11, 10, 0],
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 32768,
+        "llama.rope.freq_base_swa": 1e4,
+    }
+    assert by_path(lookup, write_llama(tmp_path / "all.gguf", metadata=keys)).rope == RopeView(
+        base=5e5,
+        sliding_base=1e4,
+        dimensions=16,
+        sections=(11, 11, 10, 0),
+        scaling="yarn",
+        factor=4.0,
+        original_context_tokens=32768,
+        own_factors=False,
+    )
+
+
+@pytest.mark.parametrize("model", ["bge-large-en", "mamba-2.8b"])
+def test_where_the_file_says_nothing_of_positions_nothing_is_claimed(
+    lookup: Lookup, tmp_path: Path, model: str
+) -> None:
+    assert by_path(lookup, write(tmp_path / "m.gguf", published()[model])).rope is None
+
+
+def test_factors_of_a_file_are_told(lookup: Lookup, tmp_path: Path) -> None:
+    keys = {"llama.rope.dimension_count": 16}
+    metadata = model_metadata(metadata=keys)
+    tensors = [*model_tensors(metadata), Tensor("rope_freqs.weight", (8,))]
+    path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
+    rope = by_path(lookup, path).rope
+    assert rope is not None
+    assert rope.own_factors
+
+
+def test_what_a_projector_adds_is_shown_of_it_and_of_its_model(lookup: Lookup, settings: Settings) -> None:
+    folder = settings.models_dir / "seer"
+    write_gemma3(folder / "m.gguf", embedding_length=64)
+    keys = {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        "clip.has_audio_encoder": True,
+        "clip.projector_type": "gemma3",
+        "clip.vision.image_size": 896,
+        "clip.vision.patch_size": 14,
+        "clip.vision.projection_dim": 64,
+    }
+    write_gguf(folder / "mmproj.gguf", keys, [Tensor("mm.0.weight", (64, 64), "F16")])
+    own = by_path(lookup, folder / "mmproj.gguf").projector_facts
+    assert own == ProjectorView(
+        type="gemma3", sees=True, hears=True, projection_length=64, image_size=896, image_max_pixels=None,
+        patch_size=14, merge_size=4, image_tokens=256, embedding_length=None, block_count=None,
+    )  # fmt: skip
+    assert inspect(lookup, InspectBody(model="seer")).projector_facts == own
+    assert by_path(lookup, write_llama(settings.models_dir / "alone" / "m.gguf")).projector_facts is None
+
+
+def test_a_projector_with_a_malformed_header_says_so(lookup: Lookup, tmp_path: Path) -> None:
+    keys = {"general.architecture": "clip", "clip.vision.image_size": "large"}
+    path = write_gguf(tmp_path / "mmproj.gguf", keys, [Tensor("mm.0.weight", (64, 64), "F16")])
+    view = by_path(lookup, path)
+    assert view.projector_facts is None
+    assert view.problem is not None
+    assert "clip.vision.image_size" in view.problem["detail"]
 
 
 # --- the list ----------------------------------------------------------------------------------------------

@@ -35,9 +35,11 @@ PATH_IO = frozenset(
     }
 )  # fmt: skip
 PLANNING_MAY_IMPORT = (
+    "lllm3090d.checkpoints.catalogue",
     "lllm3090d.checkpoints.facts",
     "lllm3090d.engines.capabilities",
     "lllm3090d.errors",
+    "lllm3090d.gpus.profiles",
     "lllm3090d.gpus.readings",
     "lllm3090d.planning",
 )
@@ -102,7 +104,9 @@ def test_planning_looks_at_plain_data_only(file: Path) -> None:
     assert {name for name in ours if not name.startswith(PLANNING_MAY_IMPORT)} == set()
 
 
-@pytest.mark.parametrize("module", ["planning.planner", "planning.reserves", "serving.scheduler"])
+@pytest.mark.parametrize(
+    "module", ["planning.planner", "planning.reserves", "planning.catalogue_price", "serving.scheduler"]
+)
 def test_importing_a_pure_module_loads_no_bus_and_no_driver(module: str) -> None:
     """Not through others either."""
     code = f"import sys, lllm3090d.{module}; print(*sys.modules)"

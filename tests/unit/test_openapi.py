@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -113,7 +113,7 @@ def test_requests_refuse_unknown_fields() -> None:
             assert schema["additionalProperties"] is False
             # Of model and path an inspection takes one, which a list of required fields cannot say.
             required = {"model", "path"} if "path" in schema["properties"] else set(schema["required"])
-            assert required & {"model", "token"}
+            assert required & {"model", "token", "engine"}
 
 
 def test_every_parameter_of_a_path_is_described() -> None:
@@ -138,10 +138,16 @@ def test_the_schema_of_problems_is_what_errors_say() -> None:
 def models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
     for field in model.model_fields.values():
-        for name in re.findall(r"lllm3090d\.wire\.(\w+)", repr(field.annotation)):
-            below = getattr(wire, name)
-            if issubclass(below, BaseModel):
-                yield from models_below(below)
+        for below in models_in(field.annotation):
+            yield from models_below(below)
+
+
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """The models that an annotation names, also inside unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)
 
 
 def test_what_a_stream_may_leave_out_is_not_required() -> None:

@@ -124,6 +124,7 @@ def test_a_projector_that_only_hears(tmp_path: Path) -> None:
     assert (facts.projector_type, facts.projection_length) == ("ultravox", 2048)
     assert facts.hears
     assert facts.vision is None
+    assert (facts.merge_size, facts.image_tokens) == (0, 0)
     assert facts.weights.audio.stored == 3 * 80 * 128 * 4
     assert facts.weights.projection.stored == 64 * 64 * 4
     assert projector_graph_bytes(facts) == UNKNOWN_GRAPH_BYTES
@@ -139,6 +140,30 @@ def test_tokens_of_an_image_are_patches_that_were_merged() -> None:
     assert image_patches(replace(vision, patch_size=0), 4096) == 0
     with pytest.raises(ValueError, match="negative"):
         image_patches(vision, -1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "patch", "merge", "sides", "tokens"),
+    [
+        ("gemma3", 896, 14, 0, 4, 256),
+        ("gemma3", 768, 16, 2, 2, 576),  # the file goes before what is built in
+        ("mlp", 336, 14, 0, 1, 576),
+        ("idefics3", 512, 16, 4, 4, 64),
+        ("internvl", 448, 14, 2, 2, 256),
+        ("idefics3", 512, 16, 0, 0, 0),  # nobody knows
+        ("qwen2vl_merger", 560, 14, 0, 2, 0),  # depends on the image
+        ("pixtral", 1024, 16, 2, 2, 0),
+        ("of-the-future", 224, 14, 2, 2, 0),
+        ("gemma3", 0, 14, 0, 4, 0),
+        ("gemma3", 896, 0, 0, 4, 0),
+    ],
+)
+def test_tokens_of_an_image(  # noqa: PLR0917 - a row of the table
+    tmp_path: Path, kind: str, size: int, patch: int, merge: int, sides: int, tokens: int
+) -> None:
+    keys = {"clip.projector_type": kind, "clip.vision.image_size": size, "clip.vision.patch_size": patch}
+    facts = projector(tmp_path, keys | ({"clip.vision.spatial_merge_size": merge} if merge else {}))
+    assert (facts.merge_size, facts.image_tokens) == (sides, tokens)
 
 
 @given(

@@ -21,6 +21,7 @@ from lllm3090d.checkpoints.facts import (
 )
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.tier_flags import TIER_VARIABLES
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
 from lllm3090d.planning.planner import CacheType, PlanPolicy, PlanRequest
@@ -50,6 +51,8 @@ from lllm3090d.serving.events import (
     StartUnit,
     StopFinished,
     StopUnit,
+    TellTier,
+    TierChecked,
     UnitAdopted,
     UnitSeen,
     UnitVanished,
@@ -222,7 +225,9 @@ def test_a_load_is_admitted_before_its_unit_is_started() -> None:
     assert kinds(effects) == [Admitted, StartUnit]
     (start,) = [e for e in effects if isinstance(e, StartUnit)]
     assert start.spec.name.startswith("lllm3090-a-")
-    assert start.spec.properties["UnsetEnvironment"] == ("LLAMA_ARG_CTX_SIZE",)
+    assert start.spec.properties["UnsetEnvironment"] == tuple(
+        sorted({"LLAMA_ARG_CTX_SIZE", *TIER_VARIABLES})
+    )
     assert world.scheduler.ledger.charged_bytes() == world.get("a").plan.quote.total_bytes(Place.CARD)
 
 
@@ -251,7 +256,7 @@ def test_two_loads_of_one_model_share_one_engine() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [PlanRequest(context_tokens=16384), PlanRequest(parallel=2), PlanRequest(cache_type_k=CacheType.F16)],
+    [PlanRequest(context_tokens=16384), PlanRequest(parallel=3), PlanRequest(cache_type_k=CacheType.F16)],
 )
 def test_a_running_model_is_not_changed_silently(request_: PlanRequest) -> None:
     world = World()
@@ -645,3 +650,12 @@ class Histories(RuleBasedStateMachine):
 TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestHistories.pytestmark = [pytest.mark.unit]
+
+
+def test_whether_a_cache_is_divided_is_told() -> None:
+    world = World()
+    instance = world.bring_up("a")
+    told = world.do(TierChecked(instance.run, False, "It is not."))
+    assert told == [TellTier("a", instance.run, False, "It is not.")]
+    assert instance.tier_in_force is False
+    assert world.do(TierChecked("ffffffff", True, "Of nobody.")) == []

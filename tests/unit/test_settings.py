@@ -15,6 +15,7 @@ import pytest
 from lllm3090d.errors import ErrorCode, ExitStatus, LlmError
 from lllm3090d.settings import (
     ENVIRONMENT_PREFIX,
+    EXAMPLES_OF_TABLES,
     FOREIGN_VARIABLES,
     SETTING_KEYS,
     CardChoice,
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.unit
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HOME = "/home/somebody"
 RUNTIME = "/run/user/1000"
-PATH_KEYS = ("models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir")
+PATH_KEYS = ("models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir", "catalogue_file")
 UNITS = {"mib": "MiB", "tokens": "tokens", "s": "seconds"}
 
 
@@ -70,6 +71,7 @@ def test_environment_outranks_file_outranks_default(tmp_path: Path) -> None:
     assert settings.batch_tokens == 4096
     assert settings.micro_batch_tokens == 256
     assert settings.context_checkpoints == 8
+    assert settings.checkpoint_min_step_tokens == 8192
 
 
 def test_without_file_and_variables_every_default_holds(tmp_path: Path) -> None:
@@ -101,6 +103,7 @@ def test_sockets_lie_in_the_runtime_directory(tmp_path: Path) -> None:
         ("XDG_STATE_HOME", "state_dir", "lllm3090"),
         ("XDG_DATA_HOME", "llama_dir", "lllm3090/llama.cpp"),
         ("XDG_DATA_HOME", "engines_dir", "lllm3090/engines"),
+        ("XDG_CONFIG_HOME", "catalogue_file", "lllm3090/catalogue.json"),
         ("XDG_RUNTIME_DIR", "runtime_dir", "lllm3090d"),
     ],
 )
@@ -169,6 +172,13 @@ def test_aliases_come_from_both_places(tmp_path: Path) -> None:
     assert load(tmp_path, 'aliases = { qwen = "Q" }', environment).aliases == {"g": "gemma"}
 
 
+def test_further_arguments_come_from_both_places(tmp_path: Path) -> None:
+    text = '[extra_arguments]\n"*" = ["--threads", "8"]\nqwen = ["-np", "1"]'
+    assert load(tmp_path, text).extra_arguments == {"*": ("--threads", "8"), "qwen": ("-np", "1")}
+    environment = {"LLLM3090_EXTRA_ARGUMENTS": '{"g": ["--seed", "1"]}'}
+    assert load(tmp_path, text, environment).extra_arguments == {"g": ("--seed", "1")}
+
+
 @pytest.mark.parametrize("key", PATH_KEYS)
 def test_tilde_is_expanded(tmp_path: Path, key: str) -> None:
     assert getattr(load(tmp_path, f'{key} = "~/here"'), key) == Path(HOME, "here")
@@ -191,8 +201,11 @@ BAD_VALUES = [
     ("runtime_dir", '"~nosuchuser-xyz/run"', "~nosuchuser-xyz has no home directory"),
     ("llama_dir", "true", "true and false"),
     ("engines_dir", "[]", "path"),
+    ("catalogue_file", '"catalogue.json"', "absolute"),
     ("aliases", '"qwen"', "valid dictionary"),
     ("aliases", "{ qwen = 3 }", "valid string"),
+    ("extra_arguments", '["--threads", "8"]', "valid dictionary"),
+    ("extra_arguments", '{ qwen = "--threads 8" }', "valid tuple"),
     ("card", '"gpu"', "'auto', 'nvidia' or 'cpu'"),
     ("desktop", '"yes"', "'auto', 'active' or 'inactive'"),
     ("driver_reserve_mib", "-1", "greater than or equal to 0"),
@@ -201,11 +214,21 @@ BAD_VALUES = [
     ("desktop_reserve_mib", "1073741825", "less than or equal to 1073741824"),
     ("workspace_reserve_mib", '"1 GiB"', "integer"),
     ("cache_type", '"q9_0"', "'q8_0'"),
+    ("slot_policy", '"fair"', "'balanced' or 'window'"),
+    ("offload", '"maybe"', "'resident' or 'allowed'"),
+    ("drafting", '"mtp"', "'auto', 'on' or 'off'"),
+    ("draft_tokens", "0", "greater than or equal to 1"),
+    ("projector", '"gpu"', "'auto', 'card', 'host' or 'off'"),
+    ("image_max_tokens", "-1", "greater than or equal to 0"),
+    ("compute_buffer_factor", "0.9", "greater than or equal to 1"),
+    ("compute_buffer_factor", "nan", "less than or equal to 4"),
     ("micro_batch_tokens", "31", "greater than or equal to 32"),
     ("micro_batch_tokens", "8193", "less than or equal to 8192"),
     ("batch_tokens", "65537", "less than or equal to 65536"),
     ("context_checkpoints", "257", "less than or equal to 256"),
+    ("checkpoint_min_step_tokens", "-1", "greater than or equal to 0"),
     ("prompt_cache_mib", "-5", "greater than or equal to 0"),
+    ("engine_pin", '""', "at least 1 character"),
     ("load_timeout_s", "0", "greater than 0"),
     ("load_timeout_s", "nan", "less than or equal to 86400"),
     ("load_timeout_s", "inf", "less than or equal to 86400"),
@@ -254,6 +277,11 @@ def test_bad_value_in_the_environment_names_the_variable(
 
 def test_a_bad_alias_is_named(tmp_path: Path) -> None:
     assert "config.toml: aliases.b = 3" in refusal(tmp_path, 'aliases = { a = "x", b = 3 }').message
+
+
+def test_a_bad_argument_is_named(tmp_path: Path) -> None:
+    message = refusal(tmp_path, 'extra_arguments = { "*" = ["--threads", 8] }').message
+    assert "config.toml: extra_arguments.*.1 = 8" in message
 
 
 def test_the_overruled_value_is_not_blamed(tmp_path: Path) -> None:
@@ -354,7 +382,7 @@ def default_text(settings: Settings, key: str) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    if key == "aliases":
+    if key in EXAMPLES_OF_TABLES:
         return "{}"
     return str(value).replace(HOME, "~").replace(RUNTIME, "$XDG_RUNTIME_DIR")
 
@@ -378,8 +406,9 @@ def test_the_reference_describes_every_setting_as_it_is(tmp_path: Path) -> None:
 
 
 def test_units_of_the_reference_are_told_by_the_names() -> None:
-    numbers = [key for key in SETTING_KEYS if setting_kind(key) in {"whole number", "seconds"}]
-    assert [key for key in numbers if unit_or_type(key) not in UNITS.values()] == ["context_checkpoints"]
+    numbers = [key for key in SETTING_KEYS if setting_kind(key) in {"whole number", "number"}]
+    without = [key for key in numbers if unit_or_type(key) not in UNITS.values()]
+    assert without == ["compute_buffer_factor", "context_checkpoints"]
 
 
 def test_the_example_file_is_valid_as_it_is(tmp_path: Path) -> None:
@@ -391,5 +420,5 @@ def test_the_example_file_shows_every_key_with_its_default(tmp_path: Path) -> No
     active = re.sub(r"^# (?=\w+ = )", "", example, flags=re.MULTILINE)
     assert tuple(tomllib.loads(active)) == SETTING_KEYS
     shown, default = load(tmp_path, active), load(tmp_path)
-    assert [key for key in SETTING_KEYS if getattr(shown, key) != getattr(default, key)] == ["aliases"]
-    assert shown.aliases
+    shown_only = [key for key in SETTING_KEYS if getattr(shown, key) != getattr(default, key)]
+    assert shown_only == list(EXAMPLES_OF_TABLES)

@@ -13,7 +13,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -24,9 +24,13 @@ import pytest
 from lllm3090d.checkpoints.catalogue import AttentionShape, CatalogueEntry, ModelKind, packaged_catalogue
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts, VisionFacts, read_facts
 from lllm3090d.checkpoints.projector import ProjectorWeights
+from lllm3090d.engines.arguments import launch
 from lllm3090d.engines.capabilities import Backend
+from lllm3090d.engines.command_line import read_command_line
+from lllm3090d.engines.extra_arguments import NOTHING, ExtraArguments, extra_arguments
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.profiles import capacity_profile
+from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning import cache as kv
 from lllm3090d.planning import compute, costs, placement
 from lllm3090d.planning.cache import CacheShape, CacheType, cache_shape
@@ -39,17 +43,22 @@ from lllm3090d.planning.catalogue_price import (
     startup_need_bytes,
 )
 from lllm3090d.planning.devices import DeviceRoom, main_device, pooled_free_bytes, tensor_split
+from lllm3090d.planning.launch import Launch as EngineLaunch
 from lllm3090d.planning.placement import EVERYTHING, Placement
+from lllm3090d.planning.planner import Plan, Planner, PlanPolicy, PlanRequest, Room
 from lllm3090d.planning.projector import UNKNOWN_GRAPH_BYTES, projector_graph_bytes
 from lllm3090d.planning.projector_place import ProjectorTrial, belongs_on_host
+from lllm3090d.planning.request import Features
 from lllm3090d.planning.reserves import Budget, BudgetLine
 from lllm3090d.planning.rope import RopeScaling, context_ceiling, rope_factor
 from lllm3090d.planning.slots import SlotPlan, SlotPolicy, automatic_slots, requested_slots
+from lllm3090d.planning.stretch import stretch
 from lllm3090d.planning.units import MIB, PAGE_TOKENS
 from lllm3090d.settings import Settings
 from tests.fakes.gguf_files import Tensor, write_gguf
 from tests.fakes.model_files import ModelSpec, Sheet, each, write
-from tests.unit.engine_truth import facts_of
+from tests.unit.engine_truth import POLICY, facts_of
+from tests.unit.test_command_line import BUILD, build_named
 
 pytestmark = pytest.mark.unit
 
@@ -74,6 +83,9 @@ REPLACED: Mapping[str, str] = {
     "S116": "I21: as S113",
     "S117": "I5: missing dimensions refuse",
     "S120": "memory-model 8: as S115",
+    "S127": "I15: the output counts as a layer, as it does for the engine: of 65 blocks 60 layers leave 6 behind",
+    "S132": "I15: as S127, 65 of 65 blocks leave one in host memory",
+    "S133": "I12: there is one placement, and layers of a mixture are placed by hand like those of any model",
     "S142": "I27: a target that is not set is no number",
     "S148": "I30: a plan is made at the start, and its command line is written once",
     "S149": "I30: as S148",
@@ -95,19 +107,17 @@ REPLACED: Mapping[str, str] = {
     "S181": "I20: as S177",
     "S182": "I20: as S177",
     "S183": "I20: as S177",
+    "S206": "memory-model 8: every price is that of flash attention, so -fa off is refused; the others are handed on",
+    "S213": "I25: shares are whole layers, which the engine takes exactly, and follow from a ledger for each card",
     "S208": "I17: eight checkpoints, spaced as the engine does, unless the settings say otherwise",
 }
 
 # Nothing in the modules that this page looks at computes it.
 OPEN: Mapping[str, str] = {
-    **dict.fromkeys(("S127", "S128", "S129", "S130"), "reading an argv back: placement"),
-    **dict.fromkeys(("S131", "S132", "S133", "S134", "S135", "S136"), "reading an argv back: pins"),
-    **dict.fromkeys(("S137", "S138", "S139", "S152"), "reading an argv back: context, slots, defaults"),
     **dict.fromkeys(("S184", "S185", "S187", "S188", "S189", "S190"), "eviction"),
     **dict.fromkeys(("S191", "S192", "S193", "S194", "S195", "S196"), "eviction"),
     **dict.fromkeys(("S197", "S198", "S199", "S200", "S201", "S202", "S203"), "guard over foreign memory"),
     **dict.fromkeys(("S204", "S205"), "guard over foreign memory"),
-    **dict.fromkeys(("S206", "S207", "S209", "S210", "S211", "S212", "S213", "S214"), "command line"),
 }
 
 
@@ -618,6 +628,124 @@ def _shares_of_several_cards(row: Case) -> None:
         assert main_device(free) == expected["mainGpu"]
         expected = [float(share) for share in expected["split"].split(",")]
     assert [round(float(share), 2) for share in shares] == expected
+
+
+# --- command lines -----------------------------------------------------------------------------------------
+
+
+def blocks_of(number: int) -> CheckpointFacts:
+    """A plain model with so many blocks."""
+    facts = facts_of(LLAMA)
+    return replace(facts, layers=facts.layers[:1] * number)
+
+
+def words_of(row: Case) -> list[str]:
+    given = row["inputs"]
+    text = given.get("cmd", given.get("args"))
+    return [word for word in text.split() if word not in {"llama-server", "/"}]
+
+
+def read_back(row: Case, facts: CheckpointFacts) -> EngineLaunch:
+    return read_command_line(words_of(row), build_named("b11434"), facts).launch
+
+
+def asked_by(row: Case, facts: CheckpointFacts) -> ExtraArguments:
+    return extra_arguments(words_of(row), build_named("b11434"), facts)
+
+
+def argv_of(plan: Plan, extra: ExtraArguments = NOTHING) -> str:
+    line = launch(
+        BUILD, build_named("b11434"), Path("/m.gguf"), plan, Path("/e.sock"), "x", extra=extra, inherited={}
+    )
+    return " ".join(line.argv)
+
+
+@checks("S128", "S129", "S130")
+def _what_was_left_behind(row: Case) -> None:
+    facts, expected = blocks_of(row["inputs"].get("block_count", 65)), row["expected"]
+    layers = read_back(row, facts).layers
+    assert layers.layers_on_card is None
+    assert layers.expert_layers_on_host == expected["n"]
+    request = asked_by(row, facts).request
+    assert request.places_by_hand is expected["ok"]
+
+
+@checks("S131", "S134", "S135", "S136")
+def _arguments_that_pin(row: Case) -> None:
+    facts = blocks_of(row["inputs"].get("block_count", 65))
+    found, expected = asked_by(row, facts), row["expected"]
+    request = found.request
+    if row["id"] == "S131":
+        assert request.context_tokens is not None and request.parallel is not None
+        assert request.context_tokens // request.parallel == expected["ctx"]
+        # I15: the output counts as a layer, so one block more stays behind than that program counts.
+        assert len(facts.layers) + 1 - (request.gpu_layers or 0) == expected["cpuOffload"] + 1
+        assert request.micro_batch_tokens == expected["ub"]
+        assert (found.context_checkpoints, found.checkpoint_min_step_tokens) == (
+            expected["ctxCheckpoints"],
+            expected["minStep"],
+        )
+    elif row["id"] == "S134":
+        assert (request.cpu_experts, request.places_by_hand) == (0, True)
+    elif row["id"] == "S135":
+        assert (request.context_tokens, request.cache_type_k) == (expected["ctx"], expected["kvK"])
+    else:
+        assert request == PlanRequest()
+
+
+@checks("S137", "S138", "S139", "S152")
+def _a_foreign_command_line(row: Case) -> None:
+    found, expected = read_back(row, facts_of(LLAMA)), row["expected"]
+    if row["id"] == "S137":
+        assert found.context_checkpoints == expected["ctxCheckpoints"]
+        assert found.checkpoint_min_step_tokens == expected["checkpointMinStep"]
+        assert found.layers.cache_on_host is expected["kvInRam"]
+    elif row["id"] == "S152":
+        assert found.parallel == expected
+    else:
+        assert found.parallel == expected["parallel"]
+        assert found.shape(facts_of(LLAMA)).window_tokens == expected["ctx"]
+
+
+def plan_for_card(
+    model: str, request: PlanRequest, policy: PlanPolicy = POLICY, backend: Backend = Backend.CUDA
+) -> Plan:
+    return Planner(
+        facts_of(model), request, policy, Features(backend), CardKind.NVIDIA, Room(1 << 50), None
+    ).plan()
+
+
+@checks("S207", "S209", "S210", "S211", "S212", "S214")
+def _what_is_emitted(row: Case) -> None:
+    given, expected = row["inputs"], row["expected"]
+    if row["id"] == "S207":
+        slots = given["parallel"]
+        plan = plan_for_card(LLAMA, PlanRequest(context_tokens=given["ctxPerSlot"] * slots, parallel=slots))
+        text = argv_of(plan)
+    elif row["id"] == "S209":
+        extra = extra_arguments(
+            ["--ctx-checkpoints", "0", "--reasoning-format", "none", "--reasoning", "off"],
+            build_named("b11434"),
+            facts_of(LLAMA),
+        )
+        text = argv_of(plan_for_card(LLAMA, PlanRequest(), extra.policy(POLICY)), extra)
+    elif row["id"] in {"S210", "S211"}:
+        experts = given["nCpuMoe"]
+        text = argv_of(plan_for_card("qwen3-30b-a3b", PlanRequest(cpu_experts=experts or None)))
+        assert ("--load-mode" in text) is (experts == 0)
+        if experts:
+            return
+    elif row["id"] == "S212":
+        # On CUDA f16 is cheaper for a short draft's context, as q8_0 is converted; on Vulkan it is not.
+        asked = PlanRequest(draft_tokens=2, cache_type_k=CacheType.Q8_0)
+        text = argv_of(plan_for_card(MTP_27B, asked, backend=Backend.VULKAN))
+    else:
+        trained = replace(facts_of(LLAMA), trained_context_tokens=given["context_length"])
+        stretched = stretch(trained, RopeScaling(given["ropeScaling"]), given["ctx"])
+        assert stretched is not None
+        text = argv_of(replace(plan_for_card(LLAMA, PlanRequest()), rope=stretched))
+    for words in expected:
+        assert words in text
 
 
 # --- the list ----------------------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""Plans as text for a person: the answer, its ledger, and what else could be had. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from lllm3090ctl.documents import Document
+from lllm3090ctl.render import (
+    BUDGET_COLUMNS,
+    HOST_KIND,
+    ITEM_COLUMNS,
+    budget_rows,
+    context_text,
+    item_rows,
+    sum_row,
+)
+from lllm3090ctl.text import Block, Column, Table, clean, mib, mib_up, pairs, size
+
+SHORT_ITEM_COLUMNS = ITEM_COLUMNS[:-1]
+SHORT_BUDGET_COLUMNS = BUDGET_COLUMNS[:-1]
+ALTERNATIVE_COLUMNS = (Column("ASK"), Column("PLAN"), Column("MIB", right=True), Column("GAIN"))
+CATALOGUE = "catalogue"
+CAPABILITY = "capability"
+VERDICTS = {
+    "ok": "an agent can work in its window",
+    "tight": "too small a window for an agent",
+    "too-big": "it does not fit",
+    CAPABILITY: "the card cannot compute it",
+}
+
+
+def plan(view: Document, explain: bool = False) -> list[Block]:
+    """The ledger of a plan: what it gives, price, budget, whether it fits, command line.
+
+    Args:
+        view: the answer of the daemon.
+        explain: with the formula and origin of each line, and the alternatives.
+    """
+    card_bytes, available_bytes = view.whole("card_bytes"), view.whole("available_bytes")
+    on_host = view.maybe_text("card_kind") == HOST_KIND
+    price = [*item_rows(view.children("items"), on_host), sum_row(card_bytes, on_host)]
+    if not on_host:
+        price.append(("sum in host memory", mib(view.whole("host_bytes")), "", "", ""))
+    budget = budget_rows(view.children("budget"), available_bytes)
+    items_table = (
+        Table(ITEM_COLUMNS, tuple(price))
+        if explain
+        else Table(SHORT_ITEM_COLUMNS, tuple(row[:-1] for row in price))
+    )
+    budget_table = (
+        Table(BUDGET_COLUMNS, tuple(budget))
+        if explain
+        else Table(SHORT_BUDGET_COLUMNS, tuple(row[:-1] for row in budget))
+    )
+    blocks: list[Block] = []
+    if view.has("download"):
+        blocks += ["A preview: this model is not on disk.", ""]
+    blocks += [
+        pairs([(label, clean(value)) for label, value in _head(view) if value]),
+        "",
+        items_table,
+        "",
+        budget_table,
+        "",
+        _outcome(view, card_bytes, available_bytes),
+    ]
+    notes = view.texts("notes") if view.has("notes") else ()
+    blocks += [clean(f"Note: {note.rstrip('.')}.") for note in notes]
+    blocks += list(_advice(view))
+    if explain:
+        blocks += list(_alternatives(view))
+    checked = view.maybe_child("engine_check")
+    if checked:
+        blocks += ["", "The engine's dry run, for the main context: " + clean(checked.text("text")) + "."]
+        for name, lines in (("ours", checked.texts("ours")), ("the engine's", checked.texts("engine"))):
+            blocks += [f"  {name}: {clean(line)}" for line in lines]
+    argv = view.texts("argv")
+    if argv:
+        blocks += ["", "The engine's command line:", clean(shlex.join(argv))]
+    return blocks
+
+
+def succeeds(view: Document) -> bool:
+    """A load would succeed: it fits, and the card can compute it."""
+    return view.truth("fits") and view.maybe_text("verdict") != CAPABILITY
+
+
+def card_line(card: Document) -> str:
+    """The card that plans are made for, in a line."""
+    name, backend, memory = card.text("name"), card.text("backend"), size(card.whole("total_bytes"))
+    what = [name, backend] if "GiB" in name else [name, memory, backend]  # some are named by their memory
+    if card.truth("empty"):
+        what.append("with nothing on it" + _desktop(card, backend))
+    return clean(", ".join(what))
+
+
+def _desktop(card: Document, backend: str) -> str:
+    if card.has("desktop"):
+        return " but a desktop" if card.truth("desktop") else " and no desktop"
+    return "" if backend == HOST_KIND else " but a desktop, which is assumed"
+
+
+def speed_text(view: Document) -> str:
+    """A speed with its qualifier; empty where none was measured."""
+    speed = view.maybe_child("speed")
+    return f"{speed.real('tokens_per_s'):g} tokens/s ({speed.text('qualifier')})" if speed else ""
+
+
+def _head(view: Document) -> Iterator[tuple[str, str]]:
+    """What the plan is and gives; empty values are left out."""
+    yield "model", view.text("model")
+    kind = (view.maybe_text("architecture"), view.maybe_text("quantisation"))
+    yield "kind", ", ".join(part for part in kind if part)
+    yield "file", view.maybe_text("path") or ""
+    download = view.maybe_child("download")
+    if download:
+        files = [f"{download.text('file')} ({size(download.whole('file_bytes'))})"]
+        if download.has("projector_file"):
+            files.append(f"{download.text('projector_file')} ({size(download.whole('projector_bytes'))})")
+        yield "download", f"{download.text('repository')}: {', '.join(files)}"
+    card = view.maybe_child("card")
+    yield "card", card_line(card) if card else ""
+    verdict = view.maybe_text("verdict") or ""
+    yield "verdict", f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else verdict
+    yield "context", context_text(view)
+    limit = view.maybe_child("limit")
+    yield "limited by", limit.text("text") if limit else view.text("capped_by")
+    yield from _launch(view)
+    agent = view.maybe_child("agent")
+    if agent and agent.truth("ready") and view.whole("parallel") > 1:
+        yield "subagents", f"{agent.whole('concurrent_subagents')} at a time"
+    speed = view.maybe_child("speed")
+    if speed:
+        words = (speed.text("card"), speed.text("backend"), speed.text("speculation"))
+        more = (speed.maybe_text("workload"), speed.maybe_text("build"))
+        yield "speed", f"{speed_text(view)}: {', '.join([*words, *(part for part in more if part)])}"
+    yield "evidence", view.maybe_text("evidence") or ""
+
+
+def _launch(view: Document) -> Iterator[tuple[str, str]]:
+    """What of the launch is not as usual."""
+    placement = view.maybe_child("placement")
+    if placement:
+        parts = []
+        if placement.has("layers_on_card"):
+            parts.append(f"{placement.whole('layers_on_card')} layers on the card")
+        if placement.whole("expert_layers_on_host"):
+            parts.append(f"experts of {placement.whole('expert_layers_on_host')} layers in host memory")
+        if placement.truth("cache_on_host"):
+            parts.append("cache in host memory")
+        yield "placement", ", ".join(parts)
+    tier = view.maybe_child("tier")
+    if tier:
+        yield (
+            "tier",
+            f"{tier.whole('card_tokens'):,} tokens on the card,"
+            f" the others in {mib(tier.whole('host_bytes'))} MiB of pinned host memory",
+        )
+    draft = view.maybe_child("draft")
+    if draft:
+        key, value = draft.text("cache_type_k"), draft.text("cache_type_v")
+        cache = key if key == value else f"{key}/{value}"
+        yield "drafting", f"{draft.text('spec_type')}, {draft.whole('tokens')} tokens, {cache} cache"
+    projector = view.maybe_text("projector")
+    yield (
+        "projector",
+        {"card": "on the card", "host": "in host memory"}.get(projector or "", projector or ""),
+    )
+    rope = view.maybe_child("rope")
+    if rope:
+        stretched = f"from {rope.whole('original_tokens'):,} to {rope.whole('window_tokens'):,} tokens"
+        yield "rope", f"{rope.text('scaling')} x {rope.real('factor'):g}, {stretched}"
+
+
+def _outcome(view: Document, card_bytes: int, available_bytes: int) -> str:
+    if not view.truth("fits"):
+        if card_bytes > available_bytes:
+            return f"It does not fit: {mib_up(card_bytes - available_bytes)} MiB are missing."
+        return "It does not fit."
+    spare = f"It fits, with {mib(available_bytes - card_bytes)} MiB to spare"
+    return f"{spare}, but the card cannot compute it." if not succeeds(view) else f"{spare}."
+
+
+def _advice(view: Document) -> Iterator[Block]:
+    """What an agent needs, where this plan does not give it, or soon will not."""
+    agent = view.maybe_child("agent")
+    if agent:
+        yield from (clean(remark) for remark in agent.texts("remarks"))
+    smallest = view.maybe_child("smallest_card")
+    if smallest and agent and not agent.truth("ready"):
+        window = f"{smallest.whole('window_tokens'):,} tokens"
+        yield f"For an agent it needs a card of {smallest.whole('gib')} GiB, which holds {window} in one slot."
+
+
+def _alternatives(view: Document) -> Iterator[Block]:
+    smallest = view.maybe_child("smallest_card")
+    if smallest:
+        yield (
+            f"Smallest card for an agent: {smallest.whole('gib')} GiB ({mib(smallest.whole('total_bytes'))} MiB"
+            f" for {smallest.whole('window_tokens'):,} tokens in one slot, evidence"
+            f" {clean(smallest.text('evidence'))})."
+        )
+    others = view.children("alternatives") if view.has("alternatives") else ()
+    if others:
+        yield ""
+        yield Table(ALTERNATIVE_COLUMNS, tuple(map(_alternative_row, others)))
+
+
+def _alternative_row(other: Document) -> tuple[str, ...]:
+    return (
+        clean(other.text("ask")),
+        f"{other.whole('parallel')} x {other.whole('window_tokens'):,}",
+        mib(other.whole("card_bytes")),
+        clean(other.text("gain")),
+    )

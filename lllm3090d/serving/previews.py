@@ -1,0 +1,315 @@
+"""Plans without loading: what a load would get now, what another card would give, and models that are not on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lllm3090d.engines.arguments import features
+from lllm3090d.engines.arguments import launch as engine_launch
+from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.dry_run import DryRuns
+from lllm3090d.engines.extra_arguments import NOTHING, ExtraArguments
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.host import HostMemoryReader
+from lllm3090d.gpus.readings import Card, CardKind
+from lllm3090d.planning.alternatives import alternatives
+from lllm3090d.planning.planner import Features, Plan, Planner, Room
+from lllm3090d.planning.reserves import Budget, host_reserve_bytes
+from lllm3090d.planning.smallest_card import SmallestCard, smallest_card
+from lllm3090d.planning.speeds import shown_speed
+from lllm3090d.planning.verdict import Verdict
+from lllm3090d.serving import refusals
+from lllm3090d.serving.catalogue_plans import catalogue_plan
+from lllm3090d.serving.catalogues import KnownModels, known_models
+from lllm3090d.serving.daemon import Daemon
+from lllm3090d.serving.empty_card import EmptyCard, Machine, emptied, is_hypothetical, wished
+from lllm3090d.serving.engine_check import Asked, engine_check
+from lllm3090d.serving.events import LoadRequested, Observation
+from lllm3090d.serving.extras import asked_of, extra_of
+from lllm3090d.serving.ledger import Reservation
+from lllm3090d.serving.lookup import FoundModel
+from lllm3090d.serving.plan_requests import plan_request
+from lllm3090d.serving.plan_views import Insight, card_view_of, plan_view
+from lllm3090d.serving.unit_spec import socket_path
+from lllm3090d.store import Store
+from lllm3090d.wire import PlanBody, PlannedCardView, PlanView
+from lllm3090d.wire_plans import EngineCheckView
+
+PREVIEW_RUN = "0" * 8  # stands in a command line where a launch has its identity
+NOT_ON_DISK = frozenset({ErrorCode.UNKNOWN_MODEL, ErrorCode.NO_MODELS})
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """The engine that is used next."""
+
+    build: Build
+    capabilities: Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One model on one card.
+
+    Attributes:
+        model: what is planned.
+        planner: the question.
+        card: the card as it would be empty, for its profile and reserves.
+        view: the card as it is told.
+        budget: what it can give.
+        ours: of our own models on it.
+        notes: what a person should know of how this was asked.
+        argv: the command line of a plan; () where no engine here could carry it out.
+        check: asks the engine what a plan takes; None where nobody wants to know.
+    """
+
+    model: FoundModel
+    planner: Planner
+    card: EmptyCard
+    view: PlannedCardView
+    budget: Budget
+    ours: tuple[Reservation, ...]
+    notes: tuple[str, ...]
+    argv: Callable[[Plan], tuple[str, ...]]
+    check: Callable[[Plan], EngineCheckView] | None = None
+
+
+class Previews:
+    """Answers questions about plans; holds nothing and starts nothing."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._dry_runs = DryRuns(self._store)
+
+    def _store(self) -> Store:
+        return self._daemon.lookup.store()
+
+    async def plan(self, body: PlanBody) -> PlanView:
+        """The plan that a request describes.
+
+        Raises:
+            LlmError: what a load would be refused with; INVALID_REQUEST for a card that cannot be.
+        """
+        daemon = self._daemon
+        await daemon.look_for_desktop()
+        known = await asyncio.to_thread(known_models, daemon.settings)
+        try:
+            model = await asyncio.to_thread(daemon.lookup.model, body.model)
+        except LlmError as error:
+            entry = known.named(body.model) if error.code in NOT_ON_DISK else None
+            if entry is None:
+                raise
+            policy, engine = daemon.scheduler.policy, await asyncio.to_thread(self._engine)
+            card = self._card(body, self._machine(daemon.observe(), engine))
+            return catalogue_plan(entry, card, body, policy.plan, policy.reserves)
+        engine = await asyncio.to_thread(self._engine)
+        ask = self._elsewhere if is_hypothetical(body) else self._here
+        question = ask(body, model, engine)
+        if known.problem is not None:
+            question = replace(question, notes=(*question.notes, _left_out(known.problem)))
+        if body.check:
+            question = replace(question, check=self._check(question, engine))
+        return await asyncio.to_thread(_answer, question, known)
+
+    def _check(self, question: _Question, engine: _Engine | LlmError) -> Callable[[Plan], EngineCheckView]:
+        """How the engine is asked; of another card, or with another backend, it is asked off the card."""
+        if isinstance(engine, LlmError):
+            raise engine
+        lookup, backend = self._daemon.lookup, question.planner.features.backend
+        if question.planner.card_kind is CardKind.CPU:
+            backend = Backend.CPU
+        here = not question.view.empty and backend is engine.capabilities.backend
+        free = question.budget.live_bytes if here and backend is not Backend.CPU else None
+        asked = Asked(engine.build, engine.capabilities, backend, free)
+        return lambda plan: engine_check(lookup, self._dry_runs, question.model, asked, plan)
+
+    def _here(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
+        """What a load would get now."""
+        if isinstance(engine, LlmError):
+            raise engine
+        scheduler, observation = self._daemon.scheduler, self._daemon.observe()
+        event = _event(body, model, engine)
+        extra = extra_of(event, scheduler.policy.extra_arguments)
+        available = scheduler.budget(observation)
+        card = emptied(self._machine(observation, engine), scheduler.policy.reserves)
+        return _Question(
+            model=model,
+            planner=scheduler.planner(event, observation, available),
+            card=card,
+            view=card_view_of(card, empty=False),
+            budget=available,
+            ours=tuple(scheduler.ledger),
+            notes=(),
+            argv=lambda plan: self._argv(model, engine, plan, extra),
+        )
+
+    def _elsewhere(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
+        """What a card would give that is not there, or not empty."""
+        policy = self._daemon.scheduler.policy
+        observation = self._daemon.observe()
+        card = self._card(body, self._machine(observation, engine))
+        host = HostMemoryReader().read()
+        room = max(0, host.total_bytes - host_reserve_bytes(host.total_bytes))
+        extra, request = NOTHING, plan_request(body)
+        if not isinstance(engine, LlmError):
+            event = _event(body, model, engine)
+            extra = extra_of(event, policy.extra_arguments)
+            request = asked_of(event, extra)
+        elif body.arguments:
+            raise engine  # nobody could say whether it takes them
+        offered, notes, argv = self._offered(model, card, engine, observation, extra)
+        return _Question(
+            model=model,
+            planner=Planner(
+                facts=model.facts,
+                request=request,
+                policy=extra.policy(policy.plan),
+                features=offered,
+                card_kind=card.kind,
+                room=Room(card.budget.grantable_bytes, None if card.kind is CardKind.CPU else room),
+                projector=model.projector,
+                drafter=model.drafter,
+            ),
+            card=card,
+            view=card_view_of(card),
+            budget=card.budget,
+            ours=(),
+            notes=notes,
+            argv=argv,
+        )
+
+    def _offered(  # what a command line is made of
+        self,
+        model: FoundModel,
+        card: EmptyCard,
+        engine: _Engine | LlmError,
+        observation: Observation,
+        extra: ExtraArguments,
+    ) -> tuple[Features, tuple[str, ...], Callable[[Plan], tuple[str, ...]]]:
+        """What an engine for a card offers, what of that is assumed, and the command line of a plan with it."""
+        if isinstance(engine, LlmError):
+            note = "no engine can be asked here: the usual options of one are assumed"
+            return Features(card.backend), (note,), lambda _: ()
+        backend = engine.capabilities.backend
+        its = observation.card if card.present else Card(card.kind, card.profile.id, card.profile.name, None)
+        offered = replace(features(engine.capabilities, its, observation.host), backend=card.backend)
+        if backend is card.backend or card.kind is CardKind.CPU:
+            return offered, (), lambda plan: self._argv(model, engine, plan, extra)
+        note = f"the engine of this machine computes on {backend}: a build for {card.backend} is assumed"
+        return offered, (note,), lambda _: ()
+
+    def _card(self, body: PlanBody, machine: Machine) -> EmptyCard:
+        reserves = self._daemon.scheduler.policy.reserves
+        if not is_hypothetical(body):
+            return emptied(machine, reserves)
+        return wished(body, machine, HostMemoryReader().read().total_bytes, reserves)
+
+    @staticmethod
+    def _machine(observation: Observation, engine: _Engine | LlmError) -> Machine:
+        backend = None if isinstance(engine, LlmError) else engine.capabilities.backend
+        return Machine(observation.card, observation.reading, observation.desktop_active, backend)
+
+    def _engine(self) -> _Engine | LlmError:
+        """The engine that is used next, or why there is none; blocking."""
+        try:
+            return _Engine(*self._daemon.lookup.engine())
+        except LlmError as error:
+            return error
+
+    def _argv(
+        self, model: FoundModel, engine: _Engine, plan: Plan, extra: ExtraArguments
+    ) -> tuple[str, ...]:
+        checkpoint, sockets = model.checkpoint, self._daemon.settings.engine_sockets_dir
+        launch = engine_launch(
+            engine.build,
+            engine.capabilities,
+            checkpoint.path,
+            plan,
+            socket_path(sockets, checkpoint.name, PREVIEW_RUN),
+            checkpoint.name,
+            projector_path=checkpoint.projector.path if checkpoint.projector else None,
+            drafter_path=checkpoint.drafter.path if checkpoint.drafter and plan.launch.drafter else None,
+            extra=extra,
+            inherited=self._daemon.scheduler.policy.inherited_environment,
+        )
+        return launch.argv
+
+
+def _event(body: PlanBody, model: FoundModel, engine: _Engine) -> LoadRequested:
+    """The load that is asked about."""
+    return LoadRequested(
+        token="preview",  # noqa: S106  # names a request, guards nothing
+        run=PREVIEW_RUN,
+        checkpoint=model.checkpoint,
+        facts=model.facts,
+        request=plan_request(body),
+        build=engine.build,
+        capabilities=engine.capabilities,
+        projector=model.projector,
+        drafter=model.drafter,
+        arguments=body.arguments,
+    )
+
+
+def _answer(question: _Question, known: KnownModels) -> PlanView:
+    """The plan and what else can be had; takes tens of milliseconds."""
+    model, planner, card = question.model, question.planner, question.card
+    entry = known.entry_of(model.checkpoint)
+    can_compute = entry is None or card.profile.can_compute(entry.least_compute_capability)
+    smallest = smallest_card(planner, driver_bytes=_driver_bytes(card), desktop_bytes=_desktop_bytes(card))
+    try:
+        plan = planner.plan()
+    except LlmError as error:
+        if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
+            raise
+        verdict = Verdict.TOO_BIG if can_compute else Verdict.CAPABILITY
+        told = refusals.with_budget(error, question.budget, card.kind, question.ours, verdict)
+        raise _of_card(told, question.view, smallest) from error
+    insight = Insight(
+        card=question.view,
+        has_projector=model.projector is not None,
+        card_can_compute=can_compute,
+        notes=question.notes,
+        alternatives=alternatives(planner, plan),
+        smallest=smallest,
+        speed=shown_speed(entry.speeds, card.profile, card.backend) if entry else None,
+        engine_check=question.check(plan) if question.check else None,
+    )
+    return plan_view(
+        model.checkpoint,
+        model.facts,
+        plan,
+        question.budget,
+        argv=question.argv(plan),
+        card_kind=card.kind,
+        insight=insight,
+    )
+
+
+def _of_card(error: LlmError, card: PlannedCardView, smallest: SmallestCard | None) -> LlmError:
+    """A refusal that also says for which card it is, and which would do."""
+    message, hint = error.message, error.hint or ""
+    more: dict[str, Any] = {"card": card.model_dump(mode="json")}
+    if card.empty:
+        message = f"On {card.name} with nothing on it: {message}"
+    if smallest is not None:
+        more["smallest_card_gib"] = smallest.gib
+        hint = f"{hint} For an agent it needs a card of {smallest.gib} GiB.".strip()
+    return LlmError(error.code, message, hint=hint or None, **dict(error.details) | more)
+
+
+def _driver_bytes(card: EmptyCard) -> int:
+    """What the driver keeps, as the budget has it."""
+    return -sum(line.bytes for line in card.budget.lines if line.name == "driver")
+
+
+def _desktop_bytes(card: EmptyCard) -> int:
+    """What is kept for a desktop, as the budget has it."""
+    return -sum(line.bytes for line in card.budget.lines if line.name == "desktop reserve")
+
+
+def _left_out(problem: LlmError) -> str:
+    return f"own entries of the catalogue are left out: {problem.message}"
