@@ -160,6 +160,8 @@ class Differences:
     weights_bytes: int = 0
     least_charge: float = 0.0  # the graph with its margin over the engine's, its least value
     worst: str = ""  # the row of it
+    farthest_bytes: int = -1  # the larger of both differences of a row
+    farthest: str = ""  # that row
 
 
 def recorded_differences() -> dict[str, Differences]:
@@ -178,6 +180,9 @@ def recorded_differences() -> dict[str, Differences]:
         card = 0 if row.backend is Backend.CPU else split.card
         differences = (abs(host - row.weights_host_bytes), abs(card - row.weights_card_bytes))
         found.weights_bytes = max(found.weights_bytes, *differences)
+        apart = max(abs(ours - row.context_bytes), *differences)
+        if apart > found.farthest_bytes:
+            found.farthest_bytes, found.farthest = apart, str(row)
         if row.draft_context or row.embeddings or not row.flash_attention or row.model not in priced:
             return
         if row.backend is Backend.CPU:
@@ -223,6 +228,8 @@ def print_recorded() -> bool:
         "n_ctx: rows with another context or split; context and weights: largest difference in bytes;\n"
         "graph: least of our charge, margin included, over the engine's compute buffer."
     )
+    farthest = max(table.values(), key=lambda found: found.farthest_bytes)
+    print(f"worst row by context and weights: {farthest.farthest}, {farthest.farthest_bytes} B apart")
     return not any(found.shape or found.context_bytes or found.weights_bytes for found in table.values())
 
 

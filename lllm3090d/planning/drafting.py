@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, Memory
+from lllm3090d.checkpoints.facts import CheckpointFacts, Graph, LayerFacts, Memory
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import cache, compute, placement
@@ -19,6 +19,9 @@ from lllm3090d.planning.launch import Launch, SpecType
 from lllm3090d.planning.placement import Placement, Split
 from lllm3090d.planning.tier import TierSizes, tier_layout
 
+# Copies of the states of models with Mamba-2 or short convolutions that a graph of the engine holds: it aborted from 15
+# on (Nemotron Nano 9B), with others from 24; GatedDeltaNet was fine with 64.
+LONGEST_ROLLBACK_TOKENS = 12
 # Architectures of the drafters that no other way of drafting can use.
 _ARCHITECTURES = {SpecType.EAGLE3: "eagle3", SpecType.DFLASH: "dflash", SpecType.DSPARK: "dflash"}
 
@@ -147,6 +150,7 @@ def draft_context(facts: CheckpointFacts, launch: Launch, main: CacheShape) -> D
         raise ValueError("a draft has one token at least")
     own = facts if drafter is None else drafter
     _check_drafter(facts, drafter, draft.spec_type)
+    _check_rollback(facts, launch)
     types = (draft.cache_type_k, draft.cache_type_v)
     cache.check_cache_types(own, *types)
     whole = cache.cache_shape(
@@ -168,6 +172,21 @@ def draft_context(facts: CheckpointFacts, launch: Launch, main: CacheShape) -> D
         shape=cache.draft_shape(whole, window_tokens=draft.window_tokens, batch_tokens=launch.batch_tokens),
         types=types,
     )
+
+
+def _check_rollback(facts: CheckpointFacts, launch: Launch) -> None:
+    """Refuse drafts with so many copies of the states that the engine's graph outgrows its memory."""
+    draft, longest = launch.draft, launch.longest_draft
+    if draft is None or not draft.spec_type.reads_hidden_states or not facts.rolls_back:
+        return
+    if facts.rule.graph is not Graph.GATED_ATTENTION and longest > LONGEST_ROLLBACK_TOKENS:
+        raise LlmError(
+            ErrorCode.UNSUPPORTED_COMBINATION,
+            f"Drafts of {longest} tokens are too long for {facts.title or facts.architecture}: llama.cpp b11434 aborts"
+            " when it builds its graph with so many copies of the states.",
+            hint=f"Ask for drafts of at most {LONGEST_ROLLBACK_TOKENS} tokens.",
+            draft_tokens=longest,
+        )
 
 
 def _check_drafter(facts: CheckpointFacts, drafter: CheckpointFacts | None, spec_type: SpecType) -> None:

@@ -61,7 +61,13 @@ def model_view(
     cache_type: CacheType = CacheType.Q8_0,
 ) -> ModelView:
     """A checkpoint as clients see it; ``cache_type`` is what the price of a token is told for."""
-    cost = _cost(facts, cache_type) if facts and facts.keeps_context else None
+    cost = None
+    if facts is not None and facts.keeps_context:
+        # Where the engine refuses that type for this model, a plan has f16 instead, and so has its price here.
+        cost = _cost(facts, cache_type)
+        if cost is None:
+            cache_type = CacheType.F16
+            cost = _cost(facts, cache_type)
     return ModelView(
         name=checkpoint.name,
         aliases=tuple(sorted(alias for alias, name in aliases.items() if name == checkpoint.name)),

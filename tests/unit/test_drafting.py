@@ -344,3 +344,27 @@ def test_windows_of_a_drafter_are_its_own() -> None:
     kinds = [layer.kind for layer in facts.layers]
     assert kinds == [LayerKind.SLIDING] * 4 + [LayerKind.FULL]
     assert facts.sliding_window_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "refused"),
+    [("nemotron-nano-9b-v2", 12, False), ("nemotron-nano-9b-v2", 13, True), ("qwen3.5-27b-mtp", 64, False)],
+)
+def test_more_copies_of_states_than_a_graph_of_the_engine_holds(
+    model: str, tokens: int, refused: bool
+) -> None:
+    """It aborted from 15 on with the first, and never with the last."""
+    facts = facts_of(model)
+    itself = facts.has_mtp
+    drafter = None if itself else drafter_of("eagle3-8b")
+    if drafter is not None:
+        facts = replace(facts, embedding_length=4096)
+    spec_type = SpecType.MTP if itself else SpecType.EAGLE3
+    launch = launch_of(draft=Draft(tokens, spec_type=spec_type), drafter=drafter)
+    if not refused:
+        assert context_of(facts, launch).tokens == tokens
+        return
+    with pytest.raises(LlmError, match="at most|too long") as caught:
+        context_of(facts, launch)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
+    assert caught.value.hint == "Ask for drafts of at most 12 tokens."
