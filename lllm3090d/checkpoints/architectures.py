@@ -98,9 +98,13 @@ class Architecture:
         blank_layers: layers may have no attention at all.
         has_memory: False for encoders and diffusion models, which keep no context.
         mtp: what becomes of blocks for multi-token prediction.
-        mtp_in_context: those blocks have a cache in the main context too, though nothing uses it.
+        mtp_in_context: those blocks have a cache in the main context too, though nothing uses it. The engine leaves
+            them out of the context of all models but those with a recurrent state, and of these of qwen3next, qwen35
+            and qwen35moe.
         rolls_back: a state can be taken back by a few tokens, which costs copies when drafting.
         doubles_tied: without a card the matrix shared by input and output is allocated twice.
+        copies_tied: with a card it gets a copy of that matrix; otherwise the graph multiplies by the input's own.
+        output_is_embedding: a missing token embedding means the output matrix, which then is allocated twice.
         embedding_is_output: a missing output matrix means the token embedding.
         graph: form of the compute buffer.
     """
@@ -118,13 +122,15 @@ class Architecture:
     mtp_in_context: bool = False
     rolls_back: bool = False
     doubles_tied: bool = False
+    copies_tied: bool = True
+    output_is_embedding: bool = False
     embedding_is_output: bool = True
     graph: Graph = Graph.PLAIN
 
 
 _PLAIN = (
-    "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bitnet", "bloom", "chameleon", "chatglm",
-    "codeshell", "cogvlm", "command-r", "dbrx", "deepseek", "deepseek2-ocr", "dots1", "ernie4_5",
+    "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bloom", "chameleon", "chatglm",
+    "cogvlm", "command-r", "dbrx", "deepseek", "deepseek2-ocr", "dots1", "ernie4_5",
     "ernie4_5-moe", "exaone", "falcon", "gemma", "gpt2", "gptneox", "granite", "granitemoe", "grovemoe",
     "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "internlm2", "jais", "jais2", "llama", "llama-embed",
     "maincoder", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mpt", "nemotron", "olmo", "olmoe",
@@ -170,6 +176,7 @@ _LFM2 = Architecture(
     recurrence=_NO_KV_HEADS,
     state=State.SHORT_CONVOLUTION,
     rolls_back=True,
+    mtp_in_context=True,
 )
 _NEMOTRON_H = Architecture(
     recurrence=Recurrence.NO_KV_HEADS_NO_FFN,
@@ -213,6 +220,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             graph=Graph.PER_LAYER_EMBEDDINGS,
         ),
         "deci": Architecture(blank_layers=True),
+        "bitnet": Architecture(copies_tied=False),
+        "codeshell": Architecture(output_is_embedding=True),
         "bailingmoe2": Architecture(mtp=Mtp.SKIPPED),
         "glm4": Architecture(mtp=Mtp.SKIPPED),
         "glm4moe": Architecture(mtp=Mtp.OPTIONAL),
@@ -229,13 +238,20 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "qwen35": _QWEN_HYBRID,
         "qwen35moe": _QWEN_HYBRID,
-        "jamba": Architecture(recurrence=_NO_KV_HEADS, state=State.MAMBA, graph=Graph.TWO_QUERIES),
-        "granitehybrid": Architecture(recurrence=_NO_KV_HEADS, state=State.MAMBA_GROUPS),
-        "plamo2": Architecture(recurrence=_NO_KV_HEADS, state=State.MAMBA_GROUPS, graph=Graph.NONE),
+        "jamba": Architecture(
+            recurrence=_NO_KV_HEADS, state=State.MAMBA, mtp_in_context=True, graph=Graph.TWO_QUERIES
+        ),
+        "granitehybrid": Architecture(
+            recurrence=_NO_KV_HEADS, state=State.MAMBA_GROUPS, mtp_in_context=True
+        ),
+        "plamo2": Architecture(
+            recurrence=_NO_KV_HEADS, state=State.MAMBA_GROUPS, mtp_in_context=True, graph=Graph.NONE
+        ),
         "kimi-linear": Architecture(
             recurrence=_NO_KV_HEADS,
             state=State.DELTA,
             may_be_latent=True,
+            mtp_in_context=True,
             embedding_is_output=False,
             graph=Graph.NONE,
         ),
@@ -250,7 +266,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "nemotron_h": _NEMOTRON_H,
         "nemotron_h_moe": _NEMOTRON_H,
-        "falcon-h1": Architecture(recurrence=Recurrence.BESIDE_ATTENTION, state=State.MAMBA_GROUPS),
+        "falcon-h1": Architecture(
+            recurrence=Recurrence.BESIDE_ATTENTION, state=State.MAMBA_GROUPS, mtp_in_context=True
+        ),
         "lfm2": _LFM2,
         "lfm2moe": replace(_LFM2, sliding=None),
         "mamba": Architecture(recurrence=Recurrence.ALL, state=State.MAMBA),

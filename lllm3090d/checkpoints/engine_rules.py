@@ -120,6 +120,7 @@ class EngineRule:
         rotates_values: ``rope.dimension_count`` must be the value length.
         rotation: values that the tables of RoPE factors are for, two for each factor.
         output_is_vocabulary: ``output.weight`` has a row for each token.
+        ignores_cache: its graph does not use the cache that is allocated, whose rows so may have any width.
     """
 
     keys: tuple[str, ...] = (_RMS,)
@@ -152,6 +153,7 @@ class EngineRule:
     rotates_values: bool = False
     rotation: Rotation = Rotation.ANY
     output_is_vocabulary: bool = True
+    ignores_cache: bool = False
 
 
 _SSM = tuple(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "time_step_rank"))
@@ -242,7 +244,8 @@ _RULES: dict[str, EngineRule] = {
         " jina-bert-v3 nomic-bert",
         _WIDE_LAYER_NORM,
     ),
-    **_same("llama llama-embed minicpm mistral3 refact", _COUNTED),
+    **_same("llama minicpm mistral3 refact", _COUNTED),
+    "llama-embed": replace(_COUNTED, ignores_cache=True),
     **_same("granite granitemoe", replace(_COUNTED, keys=(_RMS, _LOGITS))),
     **_same("qwen3moe rnd1", _OWN_OR_SHARE),
     **_same("deepseek2 mistral4", replace(_LATENT, rank_unless_lite=True)),

@@ -236,6 +236,11 @@ class CheckpointFacts:
         return self.output_bytes == 0 and self.rule.embedding_is_output
 
     @property
+    def output_is_copied(self) -> bool:
+        """That matrix is allocated once more where the output is on a card."""
+        return self.output_is_tied and self.rule.copies_tied
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(layer.weight_bytes for layer in self.layers) + self.tables.all.stored
@@ -250,7 +255,7 @@ def read_facts(shards: Sequence[Path], read: Callable[[Path], GgufHeader] = read
 
     Raises:
         LlmError: BAD_CHECKPOINT naming the file and the key or offset; INCOMPLETE_CHECKPOINT naming the
-            missing files; UNSUPPORTED_ARCHITECTURE with the reason.
+            missing files, or one that contradicts the others; UNSUPPORTED_ARCHITECTURE with the reason.
     """
     headers = [read(shard) for shard in complete_shards(shards)]
     check_split(headers)

@@ -36,6 +36,8 @@ class GgufFormat:
         scalars: metadata value type -> letter of the ``struct`` module and bytes of one value.
         bool_type, string_type, array_type: the other metadata value types (a bool also has a letter).
         tensor_types: code in a tensor info -> its storage.
+        type_names: metadata value type -> its name in the engine, e.g. 4 -> ``u32``.
+        array_names: the same for arrays of such elements, e.g. ``[u32]``.
         file_types: ``general.file_type`` -> label, e.g. 3 -> ``Q4_1``.
     """
 
@@ -44,6 +46,8 @@ class GgufFormat:
     string_type: int
     array_type: int
     tensor_types: Mapping[int, TensorType]
+    type_names: Mapping[int, str]
+    array_names: Mapping[int, str]
     file_types: Mapping[int, str]
 
 
@@ -100,6 +104,20 @@ def gguf_format() -> GgufFormat:
         kinds.INT64: "q",
         kinds.FLOAT64: "d",
     }
+    type_names = {
+        kinds.UINT8: "u8",
+        kinds.INT8: "i8",
+        kinds.UINT16: "u16",
+        kinds.INT16: "i16",
+        kinds.UINT32: "u32",
+        kinds.INT32: "i32",
+        kinds.FLOAT32: "f32",
+        kinds.BOOL: "bool",
+        kinds.STRING: "str",
+        kinds.UINT64: "u64",
+        kinds.INT64: "i64",
+        kinds.FLOAT64: "f64",
+    }
     sizes: Mapping[int, tuple[int, int]] = constants.GGML_QUANT_SIZES
     names = {int(kind): str(kind.name) for kind in constants.GGMLQuantizationType}
     return GgufFormat(
@@ -112,6 +130,8 @@ def gguf_format() -> GgufFormat:
         tensor_types=MappingProxyType(
             {int(code): TensorType(names[int(code)], values, size) for code, (values, size) in sizes.items()}
         ),
+        type_names=MappingProxyType({int(kind): name for kind, name in type_names.items()}),
+        array_names=MappingProxyType({int(kind): f"[{name}]" for kind, name in type_names.items()}),
         file_types=MappingProxyType(
             {
                 int(kind): str(kind.name).removeprefix("MOSTLY_").removeprefix("ALL_")

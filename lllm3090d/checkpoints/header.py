@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,7 +31,7 @@ from lllm3090d.errors import LlmError
 __all__ = ["GgufHeader", "Scalar", "TensorInfo", "Unread", "Value", "read_header"]
 
 # Raised whenever the same file would be read differently, so that what was cached is read again.
-READER_VERSION = 1
+READER_VERSION = 2
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -75,6 +75,7 @@ class GgufHeader:
         file_bytes: size of the file.
         metadata: values in the order of the file; long ones are :class:`Unread`.
         tensors: in the order of the file, all of them inside it.
+        types: of the metadata values as the engine calls them, e.g. ``u32``, or ``[u32]`` for an array.
         byte_order: of the file; the engine reads only that of its machine.
         stamp: the state of the file that was read.
         data_offset: where the tensor data begin.
@@ -88,6 +89,7 @@ class GgufHeader:
     byte_order: ByteOrder = ByteOrder.LITTLE
     stamp: FileStamp | None = None
     data_offset: int = 0
+    types: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -118,11 +120,13 @@ def read_header(path: Path) -> GgufHeader:
 def _read(cursor: Cursor, path: Path) -> GgufHeader:
     version, tensor_count, metadata_count = _preamble(cursor)
     metadata: dict[str, Value] = {}
-    for key, value, start in _metadata(cursor, metadata_count):
+    types: dict[str, str] = {}
+    for key, value, type_name, start in _metadata(cursor, metadata_count):
         if key in metadata:
             cursor.fail(f"the metadata key {printable(key)!r} occurs twice", offset=start)
         metadata[key] = value
-    alignment = _alignment(cursor, metadata)
+        types[key] = type_name
+    alignment = _alignment(cursor, metadata, types)
     tensors = read_tensors(cursor, tensor_count, alignment)
     return GgufHeader(
         path=path,
@@ -133,6 +137,7 @@ def _read(cursor: Cursor, path: Path) -> GgufHeader:
         byte_order=cursor.byte_order,
         stamp=cursor.stamp,
         data_offset=min(padded(cursor.offset, alignment), cursor.file_bytes),
+        types=MappingProxyType(types),
     )
 
 
@@ -210,8 +215,8 @@ def _what_it_is(head: bytes) -> tuple[str, str]:
     return f"it begins with {head[:4]!r} instead of {MAGIC!r}", INCOMPLETE_HINT
 
 
-def _metadata(cursor: Cursor, count: int) -> Iterator[tuple[str, Value, int]]:
-    """Key, value and where the key begins."""
+def _metadata(cursor: Cursor, count: int) -> Iterator[tuple[str, Value, str, int]]:
+    """Key, value, the type's name and where the key begins."""
     form = gguf_format()
     for number in range(1, count + 1):
         start = cursor.offset
@@ -219,11 +224,11 @@ def _metadata(cursor: Cursor, count: int) -> Iterator[tuple[str, Value, int]]:
         what = f"the value of {printable(key)!r}"
         kind = cursor.u32(f"the type of {printable(key)!r}")
         if kind in form.scalars:
-            yield key, _scalars(cursor, form, kind, 1, what)[0], start
+            yield key, _scalars(cursor, form, kind, 1, what)[0], form.type_names[kind], start
         elif kind == form.string_type:
-            yield key, _string(cursor, what), start
+            yield key, _string(cursor, what), form.type_names[kind], start
         elif kind == form.array_type:
-            yield key, _array(cursor, form, key, what), start
+            yield (key, *_array(cursor, form, key, what), start)
         else:
             cursor.fail(f"{what} has the unknown type {kind}", offset=cursor.offset - _U32_BYTES)
 
@@ -246,16 +251,16 @@ def _string(cursor: Cursor, what: str) -> str | Unread:
     return cursor.take(length, what).decode("utf-8", "backslashreplace")
 
 
-def _array(cursor: Cursor, form: GgufFormat, key: str, what: str) -> tuple[Scalar, ...] | Unread:
+def _array(cursor: Cursor, form: GgufFormat, key: str, what: str) -> tuple[Value, str]:
     kind = cursor.u32(f"the element type of {what}")
     kind_at = cursor.offset - _U32_BYTES
     count = cursor.u64(f"the length of {what}")
     start = cursor.offset
     if kind in form.scalars:
         if count <= (MAX_KEPT_TOKENIZER_ARRAY if key.startswith(TOKENIZER_PREFIX) else MAX_KEPT_ARRAY):
-            return _scalars(cursor, form, kind, count, what)
+            return _scalars(cursor, form, kind, count, what), form.array_names[kind]
         cursor.skip(count * form.scalars[kind][1], what)
-        return Unread(count, start)
+        return Unread(count, start), form.array_names[kind]
     if kind == form.array_type:
         cursor.fail(f"{what} is an array of arrays, which the engine does not read", offset=kind_at)
     if kind != form.string_type:
@@ -264,13 +269,15 @@ def _array(cursor: Cursor, form: GgufFormat, key: str, what: str) -> tuple[Scala
         cursor.fail(f"{what} claims {count} strings, more than fit into the file", offset=start - _U64_BYTES)
     # Arrays of strings are vocabularies, merges and tags; nothing here needs them.
     cursor.skip_strings(count, what)
-    return Unread(count, start)
+    return Unread(count, start), form.array_names[kind]
 
 
-def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
+def _alignment(cursor: Cursor, metadata: Mapping[str, Value], types: Mapping[str, str]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if isinstance(alignment, bool) or not isinstance(alignment, int):
         cursor.fail("general.alignment is not a number")
+    if types.get("general.alignment", "u32") != "u32":
+        cursor.fail(f"general.alignment has the type {types['general.alignment']}, not u32")
     if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         cursor.fail(f"general.alignment is {alignment}, not a power of two")
     return alignment

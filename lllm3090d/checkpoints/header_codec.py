@@ -27,7 +27,9 @@ def pack(header: GgufHeader) -> bytes:
         "version": header.version,
         "byte_order": header.byte_order,
         "data_offset": header.data_offset,
-        "metadata": [[key, _stored(value)] for key, value in header.metadata.items()],
+        "metadata": [
+            [key, _stored(value), header.types.get(key, "")] for key, value in header.metadata.items()
+        ],
         "tensors": [
             [t.name, t.shape, t.type_name, t.offset, t.size_bytes, t.sized_by_offset] for t in header.tensors
         ],
@@ -45,7 +47,7 @@ def unpack(path: Path, stamp: FileStamp, data: bytes) -> GgufHeader:
             path=path,
             version=document["version"],
             file_bytes=stamp.size_bytes,
-            metadata=MappingProxyType({key: _restored(value) for key, value in document["metadata"]}),
+            metadata=MappingProxyType({key: _restored(value) for key, value, _ in document["metadata"]}),
             tensors=tuple(
                 TensorInfo(name, tuple(shape), kind, offset, size, unsure)
                 for name, shape, kind, offset, size, unsure in document["tensors"]
@@ -53,6 +55,7 @@ def unpack(path: Path, stamp: FileStamp, data: bytes) -> GgufHeader:
             byte_order=ByteOrder(document["byte_order"]),
             stamp=stamp,
             data_offset=document["data_offset"],
+            types=MappingProxyType({key: name for key, _, name in document["metadata"] if name}),
         )
     except (zlib.error, ValueError, KeyError, TypeError) as error:
         raise BadEntryError(f"{type(error).__name__}: {error}") from error

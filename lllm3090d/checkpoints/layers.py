@@ -10,6 +10,7 @@ from lllm3090d.checkpoints.architectures import Architecture, Periods, Recurrenc
 from lllm3090d.checkpoints.block_plan import BlockPlan
 from lllm3090d.checkpoints.contents import MAX_LAYERS, Tensors
 from lllm3090d.checkpoints.engine_rules import ENGINE_RULES
+from lllm3090d.checkpoints.key_types import Form, check_type
 from lllm3090d.checkpoints.metadata import Keys
 from lllm3090d.checkpoints.required_keys import check_inner, check_lengths
 from lllm3090d.checkpoints.tensor_shapes import Role, ShapeCheck, check_rope_tables, rotated_values
@@ -150,6 +151,7 @@ def read_layers(
             mla=latent,
         )
     layers: list[LayerFacts] = []
+    kv_key = f"{architecture}.attention.head_count_kv"
     for i in range(count):
         k_length, v_length = plan.head_lengths(i)
         kind = _kind(rule, plan, i, latent=latent, owner=i < owners, trunk=i < trunk)
@@ -163,13 +165,15 @@ def read_layers(
             keys.fail(f"{architecture}.feed_forward_length", f"is 0, yet block {i} has {width} values")
         if shapes is not None:
             attends = owns or kind is LayerKind.SHARED or (not rule.has_memory and plan.kv_heads[i] > 0)
-            shapes.check(i, Role(attends, owns, keeps_state, i < trunk))
+            shapes.check(i, Role(attends, owns or not rule.has_memory, keeps_state, i < trunk))
         # The rows that are cached are those that come out of the projections, whichever block gave their width.
-        if owns and latent:
-            tensors.check_rows(i, "attn_kv_a_mqa", plan.kv_heads[i] * k_length)
+        if engine is not None and engine.ignores_cache:
+            pass
+        elif owns and latent:
+            tensors.check_rows(i, "attn_kv_a_mqa", plan.kv_heads[i] * k_length, kv_key)
         elif owns:
-            tensors.check_rows(i, "attn_k", plan.kv_heads[i] * k_length)
-            tensors.check_rows(i, "attn_v", plan.kv_heads[i] * v_length)
+            tensors.check_rows(i, "attn_k", plan.kv_heads[i] * k_length, kv_key)
+            tensors.check_rows(i, "attn_v", plan.kv_heads[i] * v_length, kv_key)
         up = tensors.shape(i, "ffn_up.weight")
         layers.append(
             LayerFacts(
@@ -290,6 +294,8 @@ def _sliding(
     if sliding.layers is Periods.ALL:
         return tuple(i < trunk and kv_heads[i] > 0 for i in range(count))
     pattern = f"{architecture}.attention.sliding_window_pattern"
+    if sliding.layers is not Periods.ARRAY:
+        check_type(keys, pattern, Form.U32_EACH)
     single = isinstance(keys.value(pattern), int | float | str | None)
     if single and sliding.layers is not Periods.ARRAY:
         period = keys.number(pattern, sliding.period)
@@ -325,6 +331,7 @@ def _recurrent(
             if keys.value(named) is not None:
                 return keys.flags(named, (count,))
             key = f"{architecture}.full_attention_interval"
+            check_type(keys, key, Form.U32)
             interval = keys.number(key, DEFAULT_FULL_ATTENTION_INTERVAL, least=1)
             return tuple(i < trunk and (i + 1) % interval != 0 for i in range(count))
 
@@ -360,10 +367,10 @@ def _kind(
 ) -> LayerKind:
     if not rule.has_memory:
         return LayerKind.NONE
-    attends = plan.kv_heads[index] > 0
+    attends = plan.kv_heads[index] > 0 and rule.recurrence is not Recurrence.ALL
     if rule.recurrence is Recurrence.NO_KV_HEADS_NO_FFN and trunk:
         attends = not plan.recurrent[index] and plan.feed_forward[index] == 0
-    elif rule.recurrence is not None and rule.recurrence is not Recurrence.BESIDE_ATTENTION:
+    elif rule.recurrence in (Recurrence.NO_KV_HEADS, Recurrence.NO_KV_HEADS_NO_FFN, Recurrence.INTERVAL):
         attends = not (trunk and plan.recurrent[index])
     if not attends:
         return LayerKind.RECURRENT if trunk and plan.recurrent[index] else LayerKind.NONE

@@ -34,6 +34,10 @@ class Keys:
         """The raw value; None when the key is missing."""
         return self._header.metadata.get(key)
 
+    def type_name(self, key: str) -> str | None:
+        """Type of the value as the engine calls it, e.g. ``u32`` or ``[u32]``; None when the key is missing."""
+        return self._header.types.get(key)
+
     def text(self, key: str, default: str | None = None) -> str:
         """A string; ``default`` when the key is missing, None makes it required."""
         value = self.value(key)
@@ -59,8 +63,10 @@ class Keys:
         value = self.value(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(key, f"is {printable(repr(value)[:60])}, not a number")
+        if not math.isfinite(value):
+            self.fail(key, f"is {value}, not a finite number")
         return float(value)
 
     def flags(self, key: str, layers: Sequence[int]) -> tuple[bool, ...]:
@@ -90,7 +96,9 @@ class Keys:
         if value is None:
             self.fail(key, "is missing")
         if isinstance(value, tuple | Unread):
-            return tuple(self._whole(key, item, least, MAX_NUMBER) for item in self.array(key, layers))
+            # The engine takes flags for 0 and 1 there.
+            items = (int(item) if isinstance(item, bool) else item for item in self.array(key, layers))
+            return tuple(self._whole(key, item, least, MAX_NUMBER) for item in items)
         return (self._whole(key, value, least, MAX_NUMBER),) * layers
 
     def array(self, key: str, *layers: int) -> tuple[Value, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lllm3090d.checkpoints.block_plan import BlockPlan
 from lllm3090d.checkpoints.engine_rules import SECTION_COUNT, SECTIONS, EngineRule, Mixer, Rotation
+from lllm3090d.checkpoints.key_types import Form, check_type, check_types
 from lllm3090d.checkpoints.metadata import Keys
 
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS of the engine
@@ -36,6 +37,7 @@ def check_keys(keys: Keys, architecture: str, engine: EngineRule) -> None:
     if engine.gating and keys.number(gating) not in GATINGS:
         keys.fail(gating, f"is none of {GATINGS[0]} to {GATINGS[-1]}")
     _check_groups(keys, architecture, engine)
+    check_types(keys, architecture, engine)
 
 
 def expert_count(keys: Keys, architecture: str, engine: EngineRule) -> int:
@@ -52,6 +54,7 @@ def query_rank(keys: Keys, architecture: str, engine: EngineRule, blocks: int) -
             blocks == _KANANA_BLOCKS and vocabulary(keys, architecture) == _KANANA_VOCABULARY
         ):
             return 0
+        check_type(keys, key, Form.U32)
         return keys.number(key)
     reads_it = _QUERY_RANK in engine.keys or engine.mixer is Mixer.KDA
     return keys.number(key, 0) if reads_it else 0
@@ -60,6 +63,7 @@ def query_rank(keys: Keys, architecture: str, engine: EngineRule, blocks: int) -
 def vocabulary(keys: Keys, architecture: str) -> int | None:
     """Tokens of the tokenizer; None where the file does not say."""
     if keys.value("tokenizer.ggml.model") in ("none", "no_vocab"):
+        check_type(keys, f"{architecture}.vocab_size", Form.U32)
         return keys.number(f"{architecture}.vocab_size", 0)
     return keys.length("tokenizer.ggml.tokens")
 

@@ -89,7 +89,7 @@ def check_split(headers: Sequence[GgufHeader]) -> None:
     """Check that the headers of all shards belong together, as the engine does when it loads them.
 
     Raises:
-        LlmError: BAD_CHECKPOINT.
+        LlmError: INCOMPLETE_CHECKPOINT naming the file that contradicts the others.
     """
     parts: list[Part] = []
     for header in headers:
@@ -105,7 +105,7 @@ def check_parts(parts: Sequence[Part]) -> None:
     """Check that all files of a checkpoint, in the order of their names, belong together.
 
     Raises:
-        LlmError: BAD_CHECKPOINT.
+        LlmError: INCOMPLETE_CHECKPOINT naming the file that contradicts the others.
     """
     first = parts[0]
     name = shard_name(first.path.name)
@@ -129,8 +129,8 @@ def check_parts(parts: Sequence[Part]) -> None:
 def _fail(file: Path, reason: str) -> NoReturn:
     path = printable(file)
     raise LlmError(
-        ErrorCode.BAD_CHECKPOINT,
-        f"{path} is not a usable model file: {reason}.",
+        ErrorCode.INCOMPLETE_CHECKPOINT,
+        f"{path} does not belong to a whole model: {reason}.",
         hint="Give the files the names they were published with, or fetch them again.",
         path=path,
     )

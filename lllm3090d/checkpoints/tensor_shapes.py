@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from lllm3090d.checkpoints.block_plan import BlockPlan
-from lllm3090d.checkpoints.contents import Tensors
+from lllm3090d.checkpoints.contents import Tensors, trimmed
 from lllm3090d.checkpoints.engine_rules import (
     EngineRule,
     ExpertLength,
@@ -23,8 +24,23 @@ from lllm3090d.checkpoints.engine_rules import (
 from lllm3090d.checkpoints.metadata import Keys
 from lllm3090d.checkpoints.required_keys import expert_count, query_rank, vocabulary
 from lllm3090d.checkpoints.state_shapes import STATE_TENSORS, Shape, StateWidths, state_shapes
+from lllm3090d.checkpoints.tensor_infos import TensorInfo
+from lllm3090d.checkpoints.tensor_names import TensorNames, check_block, check_outside, tensor_names
 
 _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# The key that tells most of the shape, where it is one.
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "attn_q.weight": "attention.head_count",
+        "attn_output.weight": "attention.head_count",
+        "attn_k.weight": "attention.head_count_kv",
+        "attn_v.weight": "attention.head_count_kv",
+        "attn_qkv.weight": "attention.head_count_kv",
+        "ffn_up.weight": "feed_forward_length",
+        "ffn_gate.weight": "feed_forward_length",
+        "ffn_down.weight": "feed_forward_length",
+    }
+)
 _STATE_PREFIXES = ("ssm_", "shortconv.")
 
 
@@ -34,7 +50,7 @@ class Role:
 
     Attributes:
         attends: it has attention.
-        owns_kv: with a cache of its own.
+        owns_kv: with keys and values of its own.
         keeps_state: it has a recurrent state.
         in_trunk: it does not only predict further tokens.
     """
@@ -92,16 +108,22 @@ class ShapeCheck:
         self._embedding = embedding_length
         self._per_layer = per_layer_values
         self._known: dict[_Widths, Mapping[str, Shape]] = {}
+        self._known_demands: dict[frozenset[str], frozenset[str]] = {}
         self._keys = keys
         self._prefix = architecture
         count = tensors.layer_count
         self._experts = expert_count(keys, architecture, engine)
         self._used = keys.per_layer(f"{architecture}.expert_used_count", count, (0,) * count, least=0)
         own = f"{architecture}.expert_feed_forward_length"
-        self._own_expert = keys.per_layer(own, count, (0,) * count, least=0)
+        unread = engine.expert_length is ExpertLength.DENSE
+        self._own_expert = (0,) * count if unread else keys.per_layer(own, count, (0,) * count, least=0)
         self._shared_key = self._number("expert_shared_feed_forward_length")
         self._shared_count = self._number("expert_shared_count")
-        self._leading_dense = self._number("leading_dense_block_count")
+        self._names = tensor_names(architecture)
+        of_leading = engine.experts is Experts.BEHIND_DENSE or (
+            self._names is not None and self._names.tells_leading
+        )
+        self._leading_dense = self._number("leading_dense_block_count") if of_leading else 0
         self._expert_input = embedding_length
         if engine.narrow_experts:
             self._expert_input = self._number("moe_latent_size") or embedding_length
@@ -114,6 +136,12 @@ class ShapeCheck:
             )
         self._kv_rank = self._number("attention.kv_lora_rank")
         self._query_rank = query_rank(keys, architecture, engine, tensors.trunk_count)
+        self._mla = mla
+        # Of a file without a trunk the engine demands no tensor of it; by this norm it tells one.
+        may_lack_it = (
+            tensors.trunk_count < tensors.layer_count and self._names is not None and self._names.mtp_alone
+        )
+        self._has_trunk = not may_lack_it or "attn_norm.weight" in tensors.block(0)
 
     def check(self, index: int, role: Role) -> None:
         """Refuse a block that lacks a tensor, has one too many or one of another shape.
@@ -128,14 +156,17 @@ class ShapeCheck:
         expected = self._expected(index, role)
         for name, promised in expected.items():
             tensor = found.get(name)
-            if tensor is None or tensor.shape == promised or _trimmed(tensor.shape) == _trimmed(promised):
+            if tensor is None or tensor.shape == promised or trimmed(tensor.shape) == trimmed(promised):
                 continue
             shape = list(tensor.shape)
             raise self._tensors.bad(
-                f"blk.{index}.{name} has the shape {shape}, its metadata promise {list(promised)}"
+                f"blk.{index}.{name} has the shape {shape}, its metadata promise {list(promised)}",
+                f"{self._prefix}.{_KEYS[name]}" if name in _KEYS else None,
             )
         if role.in_trunk:
             self._check_presence(index, role, found)
+        if self._names is not None:
+            self._check_names(index, role, found, self._names)
 
     def _number(self, name: str) -> int:
         return self._keys.number(f"{self._prefix}.{name}", 0)
@@ -174,6 +205,40 @@ class ShapeCheck:
         for name in needed:
             if name not in found:
                 raise self._tensors.bad(f"the metadata promise blk.{index}.{name}, which is missing")
+
+    def _check_names(
+        self, index: int, role: Role, found: Mapping[str, TensorInfo], names: TensorNames
+    ) -> None:
+        if role.in_trunk:
+            demanded = self._demanded(index, role, names)
+        else:
+            demanded = names.mtp if self._tensors.has_mtp else frozenset()
+        lengths = ((names.embedding, self._embedding), (names.key_length, self._plan.head_lengths(0)[0]))
+        check_block(names, self._tensors, index, found, demanded=demanded, lengths=lengths)
+
+    def _demanded(self, index: int, role: Role, names: TensorNames) -> frozenset[str]:
+        if not self._has_trunk:
+            return frozenset()
+        conditions = self._conditions(index, role)
+        known = self._known_demands.get(conditions)
+        if known is None:
+            known = self._known_demands[conditions] = names.demanded(conditions)
+        return known
+
+    def _conditions(self, index: int, role: Role) -> frozenset[str]:
+        """By the names that the table of demanded tensors has for them."""
+        dense = index < self._leading_dense
+        holds = {
+            "experts": self._experts > 0,
+            "state": role.keeps_state,
+            "attends": role.attends,
+            "shared": self._shared_key > 0,
+            "shared count": self._shared_count > 0,
+            "mla": self._mla,
+            "query rank": self._query_rank > 0,
+        }
+        named = {name if held else f"no {name}" for name, held in holds.items()}
+        return frozenset(named | {"leading" if dense else "behind"})
 
     def _expected(self, index: int, role: Role) -> Mapping[str, Shape]:
         engine, plan = self._engine, self._plan
@@ -225,11 +290,18 @@ class ShapeCheck:
     def _attention(self, widths: _Widths) -> dict[str, Shape]:
         width = self._embedding
         k, v = (widths.kv_heads * length for length in widths.kv_lengths)
-        shapes: dict[str, Shape] = {"attn_k.weight": (width, k), "attn_v.weight": (width, v)}
+        shapes: dict[str, Shape] = {
+            "attn_k.weight": (width, k),
+            "attn_k.bias": (k,),
+            "attn_v.weight": (width, v),
+            "attn_v.bias": (v,),
+        }
         queries = self._rows(self._engine.queries, widths)
         if queries is not None:
             shapes["attn_q.weight"] = (width, queries)
+            shapes["attn_q.bias"] = (queries,)
             shapes["attn_qkv.weight"] = (width, queries + k + v)
+            shapes["attn_qkv.bias"] = (queries + k + v,)
         outputs = self._rows(
             Rows.KEYS if self._engine.outputs is Rows.GATED else self._engine.outputs, widths
         )
@@ -345,6 +417,9 @@ def check_tables(
     Raises:
         LlmError: BAD_CHECKPOINT naming the tensor.
     """
+    names = tensor_names(architecture)
+    if names is not None:
+        check_outside(names, tensors, embedding)
     tokens = vocabulary(keys, architecture)
     if tokens is not None and tokens != rows:
         raise tensors.bad(f"token_embd.weight has {rows} rows for {tokens} tokens")
@@ -377,10 +452,3 @@ def rotated_values(keys: Keys, architecture: str, plan: BlockPlan) -> int:
     if plan.slides[0]:
         return keys.number(f"{architecture}.rope.dimension_count_swa", rotated)
     return rotated
-
-
-def _trimmed(shape: Shape) -> Shape:
-    """Without the ones at its end, which mean nothing."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape

@@ -412,6 +412,7 @@ PREVIEWED = wire.PlanView.model_validate(
         "window_tokens": 65536,
         "projector": "card",
         "argv": (),
+        "badges": ("moe", "vision"),
         "verdict": "ok",
         "evidence": "catalogue",
         "agent": {"ready": True, "concurrent_subagents": 1, "remarks": []},

@@ -130,7 +130,7 @@ def _placements(draw: Draw, facts: CheckpointFacts) -> dict[str, Any]:
     kind = draw(st.sampled_from(("open", "layers", "experts", "cache", "layers and cache")))
     found: dict[str, Any] = {}
     if "layers" in kind:
-        found["gpu_layers"] = draw(st.integers(0, len(facts.layers) + 2))
+        found["gpu_layers"] = draw(st.integers(0, len(facts.layers) + 1))
     if kind == "experts" and facts.expert_count:
         found["cpu_experts"] = draw(st.integers(0, len(facts.trunk)))
     if "cache" in kind:

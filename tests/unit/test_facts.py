@@ -24,6 +24,7 @@ from lllm3090d.checkpoints.facts import (
     read_facts,
 )
 from lllm3090d.errors import ErrorCode, LlmError
+from tests.fakes.demanded_tensors import fitted
 from tests.fakes.gguf_files import (
     Tensor,
     Typed,
@@ -134,7 +135,6 @@ def test_defaults_of_the_engine(tmp_path: Path) -> None:
         (100, [S] * 12),
         ([True, False] * 6, [S, F] * 6),
         ([0] * 11 + [1], [F] * 11 + [S]),
-        (Typed("u8", [1] * 12), [S] * 12),
         ([1] * 11, [S] * 11 + [F]),  # the engine takes any length
         ([1] * 13, [S] * 12),
         ([2] * 12, [S] * 12),
@@ -146,7 +146,9 @@ def test_gemma3_pattern(tmp_path: Path, pattern: Any, expected: list[LayerKind])
     assert read_facts([path]).sliding_window_tokens == 512
 
 
-@pytest.mark.parametrize("pattern", [1, -1, True, 1.5, "6", [1] * 513, [0] * 12, [1.0] * 12, ["x"] * 12])
+@pytest.mark.parametrize(
+    "pattern", [1, -1, True, 1.5, "6", [1] * 513, [0] * 12, [1.0] * 12, ["x"] * 12, Typed("u8", [1] * 12)]
+)
 def test_gemma3_pattern_malformed(tmp_path: Path, pattern: Any) -> None:
     path = write_gemma3(
         tmp_path / "m.gguf",
@@ -181,14 +183,21 @@ def test_sliding_layers_may_have_their_own_lengths(tmp_path: Path) -> None:
         "attention.key_length_swa": 8,
         "attention.value_length_swa": 8,
     }
-    narrow = {"attn_q": (64, 32), "attn_k": (64, 16), "attn_v": (64, 16), "attn_output": (32, 64)}
+    narrow: dict[str, tuple[int, ...]] = {
+        "attn_q": (64, 32),
+        "attn_k": (64, 16),
+        "attn_v": (64, 16),
+        "attn_output": (32, 64),
+        "attn_q_norm": (8,),
+        "attn_k_norm": (8,),
+    }
     shapes = {f"blk.0.{name}.weight": shape for name, shape in narrow.items()}
 
     def written(architecture: str) -> Path:
         prefixed = {f"{architecture}.{key}": value for key, value in keys.items()}
         metadata = model_metadata(architecture, metadata=prefixed)
         tensors = [Tensor(t.name, shapes.get(t.name, t.shape), "F32") for t in model_tensors(metadata)]
-        return write_gguf(tmp_path / "m.gguf", metadata, tensors)
+        return write_gguf(tmp_path / "m.gguf", metadata, fitted(metadata, tensors))
 
     layers = read_facts([written("spark2_5")]).layers
     assert [(layer.k_values, layer.v_values) for layer in layers] == [(16, 16), (32, 32)]
@@ -411,16 +420,17 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
 def test_split_that_does_not_belong_together(tmp_path: Path) -> None:
     shards = write_split(tmp_path, "m", count=2)
     renamed = shards[0].rename(tmp_path / "renamed.gguf")
-    assert "one of 2 files" in refused(renamed).message
+    incomplete = ErrorCode.INCOMPLETE_CHECKPOINT
+    assert "one of 2 files" in refused(renamed, incomplete).message
     renamed.rename(shards[0])
     shards[1].write_bytes(shards[0].read_bytes())
-    assert "number (from 0) is 0" in refused(shards[0]).message
+    assert "number (from 0) is 0" in refused(shards[0], incomplete).message
     write_llama(shards[0])
     assert "split.no is missing" in refused(shards[0]).message
     other = write_split(tmp_path / "other", "m", count=2, blocks=4)
     shards = write_split(tmp_path, "m", count=2)
     other[1].replace(shards[1])
-    assert "tensors" in refused(shards[0]).message
+    assert "tensors" in refused(shards[0], incomplete).message
 
 
 def test_the_same_tensor_in_two_shards(tmp_path: Path) -> None:

@@ -614,3 +614,24 @@ def test_corruption_never_does_anything_but_refuse(
         assert error.message.isprintable()
     else:
         assert facts.weight_bytes <= path.stat().st_size
+
+
+def test_an_alignment_of_another_type_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"general.alignment": Typed("u64", 32)})
+    with pytest.raises(LlmError) as caught:
+        read_header(path)
+    assert "general.alignment has the type u64, not u32" in caught.value.message
+
+
+def test_types_are_named_as_in_the_engine(tmp_path: Path) -> None:
+    values = {
+        "a": Typed("u16", 3),
+        "b": Typed("f64", 0.5),
+        "c": True,
+        "d": "text",
+        "e": Typed("i32", [1, 2]),
+        "f": ["x", "y"],
+        "g": Typed("u8", [0] * 70_000),
+    }
+    types = {"a": "u16", "b": "f64", "c": "bool", "d": "str", "e": "[i32]", "f": "[str]", "g": "[u8]"}
+    assert dict(read_header(write_gguf(tmp_path / "m.gguf", values)).types) == types

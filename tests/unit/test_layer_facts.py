@@ -13,6 +13,7 @@ import pytest
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, Memory, read_facts
 from lllm3090d.checkpoints.weights import block_of, place_in_block, place_outside, row_padding_bytes
 from lllm3090d.errors import ErrorCode, LlmError
+from tests.fakes.demanded_tensors import fitted
 from tests.fakes.gguf_files import Tensor, model_metadata, model_tensors, write_gguf
 from tests.fakes.model_files import ModelSpec, published, tensors_of, write
 from tests.unit.engine_truth import facts_of
@@ -104,6 +105,11 @@ def test_contradictions_name_what_is_wrong(tmp_path: Path) -> None:
     """64 layers of tensors with a block_count of 65, and the other ways round."""
     error = refusal(changed(tmp_path, "qwen3.5-27b", {"block_count": 65}))
     assert "block 64 of 65 has no tensors" in error.message
+    assert error.details["key"] == "qwen35.block_count"
+    assert "qwen35.block_count" in error.message
+    error = refusal(changed(tmp_path, "qwen3-8b", {"attention.head_count_kv": 4}))
+    assert error.details["key"] == "qwen3.attention.head_count_kv"
+    assert "qwen3.attention.head_count_kv" in error.message
     error = refusal(changed(tmp_path, "qwen3.5-27b-mtp", {"block_count": 64, "nextn_predict_layers": None}))
     assert "beyond the block_count of 64" in error.message
     error = refusal(changed(tmp_path, "qwen3.5-27b-mtp", {"nextn_predict_layers": None}))
@@ -165,7 +171,12 @@ DEMANDED: Mapping[str, Mapping[str, Any]] = {
     "laguna": {"leading_dense_block_count": 64, "expert_feed_forward_length": 32},
     "llama4": {"expert_feed_forward_length": 32, "interleave_moe_layer_step": 1},
     "mimo2": {"expert_feed_forward_length": 32},
-    "smallthinker": {"expert_gating_func": 2},
+    "smallthinker": {
+        "expert_gating_func": 2,
+        "expert_count": 2,
+        "expert_used_count": 1,
+        "expert_feed_forward_length": 32,
+    },
 }
 
 
@@ -180,7 +191,7 @@ def small(architecture: str, tmp_path: Path, keys: Mapping[str, Any], blocks: in
             for t in tensors
             if not t.name.endswith("ffn_gate.weight")
         ]
-    return read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)])
+    return read_facts([write_gguf(tmp_path / "m.gguf", metadata, fitted(metadata, tensors))])
 
 
 F, S = LayerKind.FULL, LayerKind.SLIDING
@@ -228,7 +239,9 @@ def test_blocks_that_are_never_loaded_are_no_drafter(tmp_path: Path) -> None:
     keys = {**DEMANDED["exaone-moe"], "nextn_predict_layers": 1, "attention.sliding_window": 128}
     prefixed = {f"exaone-moe.{key}": value for key, value in keys.items()}
     metadata = model_metadata("exaone-moe", blocks=5, metadata=prefixed)
-    tensors = [*model_tensors(metadata), Tensor("blk.4.nextn.eh_proj.weight", (128, 64), "Q8_0")]
+    tensors = fitted(
+        metadata, [*model_tensors(metadata), Tensor("blk.4.nextn.eh_proj.weight", (128, 64), "Q8_0")]
+    )
     facts = read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)])
     assert (len(facts.trunk), len(facts.mtp_layers), facts.has_mtp) == (4, 1, False)
 
@@ -241,7 +254,7 @@ def test_an_indexer_has_rows_of_its_own(tmp_path: Path) -> None:
         "general.architecture": "deepseek32",
         **{f"deepseek32.{key}": value for key, value in keys.items()},
     }
-    facts = read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors_of(spec))])
+    facts = read_facts([write_gguf(tmp_path / "m.gguf", metadata, fitted(metadata, tensors_of(spec)))])
     assert {(layer.kind, layer.k_values, layer.index_values) for layer in facts.layers} == {
         (LayerKind.LATENT, 576, 128)
     }
@@ -293,6 +306,7 @@ def test_linear_attention_of_kimi(tmp_path: Path) -> None:
     for i in range(blocks):
         shapes = {**feed_forward, **(latent if i == 3 else recurrent)}
         tensors += [Tensor(f"blk.{i}.{name}.weight", shape) for name, shape in shapes.items()]
+    tensors = fitted(metadata, tensors, states=range(3))
     facts = read_facts([write_gguf(tmp_path / "m.gguf", metadata, tensors)])
     swapped = {**metadata, "kimi-linear.attention.head_count_kv": [1, 0, 0, 0]}
     error = refusal(write_gguf(tmp_path / "swapped.gguf", swapped, tensors))
