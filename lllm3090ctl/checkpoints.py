@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lllm3090ctl.documents import Document
-from lllm3090ctl.plans import card_line
+from lllm3090ctl.plans import backend_title, card_line, card_title, differences
 from lllm3090ctl.render import problem_line
 from lllm3090ctl.text import Block, Column, Table, clean, mib, pairs, size
 
@@ -30,16 +30,16 @@ LEGEND = {
 MODEL_COLUMNS = (
     Column("NAME"),
     Column("KIND"),
-    Column("SIZE", right=True),
-    Column("ARCH"),
+    Column("SIZE", right=True, drop=7),
+    Column("ARCH", drop=4),
     Column("QUANT"),
-    Column("CONTEXT", right=True),
-    Column("B/TOKEN", right=True),
-    Column("SLOT", right=True),
+    Column("CONTEXT", right=True, drop=6),
+    Column("B/TOKEN", right=True, drop=3),
+    Column("SLOT", right=True, drop=2),
     Column("VERDICT"),
-    Column("PLAN", right=True),
-    Column("TOKENS/S"),
-    Column("EVIDENCE"),
+    Column("PLAN", right=True, drop=8),
+    Column("TOKENS/S", drop=5),
+    Column("EVIDENCE", drop=1),
     Column("STATE"),
 )
 
@@ -73,6 +73,10 @@ def models(listing: Document) -> list[Block]:
             problem = view.maybe_child(key)
             if problem:
                 blocks.append(f"{name}: {problem_line(problem)}")
+    speeds = [speed for view in views if (speed := view.maybe_child("speed"))]
+    if speeds:
+        places = dict.fromkeys(map(_measured_on, speeds))
+        blocks.append(f"TOKENS/S were measured on {', or on '.join(places)}, and are never scaled.")
     card = listing.maybe_child("planned_for")
     if card:
         blocks.append(f"VERDICT and PLAN are for {card_line(card)}; loaded models are not counted.")
@@ -95,8 +99,8 @@ def inspection(view: Document) -> list[Block]:
         ("kind", clean(_kind(view, whole=True))),
         ("architecture", clean(view.maybe_text("architecture") or "unknown")),
         ("quantisation", clean(view.maybe_text("quantisation") or "unknown")),
-        ("size", size(view.whole("size_bytes")) + (f" in {files} files" if files > 1 else "")),
-        ("tensors", f"{view.whole('tensor_count')}, {size(view.whole('weight_bytes'))}"),
+        ("size", size(view.whole("size_bytes")) + (_of_files(view, files) if files > 1 else "")),
+        ("tensors", f"{view.whole('tensor_count'):,}, {size(view.whole('weight_bytes'))}"),
         ("reasoning", clean(", ".join(view.texts("reasoning") if view.has("reasoning") else ()))),
         ("trained for", _number(view, "trained_context_tokens", " tokens")),
         ("rope", clean(_rope(view.maybe_child("rope")))),
@@ -137,7 +141,9 @@ def _model_row(view: Document) -> tuple[str, ...]:
         size(view.whole("size_bytes")),
         clean(view.maybe_text("architecture") or "-"),
         clean(view.maybe_text("quantisation") or "-"),
-        str(view.maybe_whole("trained_context_tokens") or "-"),
+        f"{view.maybe_whole('trained_context_tokens') or 0:,}"
+        if view.has("trained_context_tokens")
+        else "-",
         _price(view, "kv_bytes_per_token"),
         f"{mib(slot_bytes)} MiB" if slot_bytes else "-",
         clean(view.maybe_text("verdict") or "-"),
@@ -155,9 +161,23 @@ def _plan(view: Document) -> str:
 
 
 def _speed(view: Document) -> str:
-    """A measured speed with what differs here; it is never shown without."""
+    """A measured speed with what differs most here; it is never shown without. The backend stands below the table."""
     speed = view.maybe_child("speed")
-    return clean(f"{speed.real('tokens_per_s'):g}, {speed.text('qualifier')}") if speed else "-"
+    if speed is None:
+        return "-"
+    differs = differences(speed)
+    return clean(f"{speed.real('tokens_per_s'):g} ({f'other {differs[0]}' if differs else 'measured'})")
+
+
+def _measured_on(speed: Document) -> str:
+    return clean(f"{card_title(speed.text('card'))} with {backend_title(speed.text('backend'))}")
+
+
+def _of_files(view: Document, files: int) -> str:
+    """Where some are missing, the size is that of the file that was asked for."""
+    problem = view.maybe_child("problem")
+    details = problem.maybe_child("details") if problem else None
+    return f", one of {files} files" if details and details.has("missing") else f" in {files} files"
 
 
 def _state(view: Document) -> str:
@@ -190,7 +210,7 @@ def _price(view: Document, key: str) -> str:
 
 def _number(view: Document, key: str, unit: str = "") -> str:
     value = view.maybe_whole(key)
-    return f"{value}{unit}" if value else ""
+    return f"{value:,}{unit}" if value else ""
 
 
 def _rope(rope: Document | None) -> str:
@@ -206,7 +226,7 @@ def _rope(rope: Document | None) -> str:
         parts.append(f"sections of {', '.join(map(str, sections))}")
     if rope.text("scaling") != "none" or rope.real("factor") != 1:
         original = rope.maybe_whole("original_context_tokens")
-        stretched = f" from {original} tokens" if original else ""
+        stretched = f" from {original:,} tokens" if original else ""
         parts.append(f"{rope.text('scaling')} x {rope.real('factor'):g}{stretched}")
     if rope.truth("own_factors"):
         parts.append("factors of its own")
@@ -219,7 +239,7 @@ def _senses(facts: Document | None) -> Iterator[tuple[str, str]]:
         return
     kind = facts.maybe_text("type") or "of an unknown type"
     length = facts.maybe_whole("projection_length")
-    into = f", into {length} values" if length else ""
+    into = f", into {length:,} values" if length else ""
     if facts.truth("sees"):
         yield "sees", kind + "".join(_images(facts)) + into
     if facts.truth("hears"):

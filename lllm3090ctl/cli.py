@@ -49,6 +49,8 @@ class Edge(click.Group):
         except click.ClickException as error:
             text = io.StringIO()
             error.show(text)
+            if isinstance(error, click.NoSuchOption):
+                text.write(_engine_option_hint(error))
             click.echo(
                 clean(text.getvalue(), keep="\n"), nl=False, err=True
             )  # it may quote the command line
@@ -60,6 +62,14 @@ class Edge(click.Group):
             click.echo(f"lllm3090ctl: The output cannot be written: {error.strerror or error}", err=True)
             status = ExitStatus.FAILURE
         sys.exit(status)
+
+
+def _engine_option_hint(error: click.NoSuchOption) -> str:
+    """How an option of the engine is given, for an option that ``load`` or ``plan`` does not have; else nothing."""
+    context = error.ctx
+    if context is None or not any(parameter.name == "arguments" for parameter in context.command.params):
+        return ""
+    return f"If it is for the engine: {context.command_path} NAME -- {error.option_name} ...\n"
 
 
 def _discard_output() -> None:
@@ -176,23 +186,27 @@ def load(
     """Load a model and wait until it answers.
 
     The daemon plans the largest context that fits, refuses what would not fit before anything starts, and
-    shows the progress. The last line names the Unix socket on which the model answers.
+    shows the progress. The last line names the Unix socket on which the model answers. What is loaded already
+    stays as it is.
+
+    ENGINE_ARGUMENT, after a double dash, is an argument for llama-server itself. Those with a price change the plan.
 
     \b
     Examples:
       lllm3090ctl load smollm2
-      lllm3090ctl load qwen-27b --context 32768 --parallel 2 --cache-type q8_0
+      lllm3090ctl load smollm2 --context 8192 --parallel 2 --cache-type q8_0
+      lllm3090ctl load smollm2 -- --threads 4
     """
     body = plan_body(name, options) | {"token": loading.new_token()}
     with display(name, screen, quiet) as shown:
-        last = loading.load(client, body, shown, cancel_on_interrupt)
+        last, loaded_before = loading.load(client, body, shown, cancel_on_interrupt)
     if last.text("kind") == "failed":
         failure = as_failure(last.child("problem").members)
         if not screen.as_json:  # the stream's last line has said it
             raise failure
         return failure.exit_status
     if not (quiet or screen.as_json):
-        screen.result(last.members, render.loaded(last))
+        screen.result(last.members, render.loaded(last, loaded_before))
     return ExitStatus.OK
 
 
@@ -228,14 +242,19 @@ def ps(client: Client, screen: Screen) -> int:
 
 
 @cli.command()
-@click.option("--catalogue", is_flag=True, help="Also models that can be downloaded and are not on disk.")
+@click.option(
+    "--catalogue", is_flag=True, help="Also models that are not on disk, and where they are to be had."
+)
 @_command()
 def models(client: Client, screen: Screen, catalogue: bool) -> int:
-    """List the models on disk, what each would get, and why some cannot be loaded.
+    """List the models on disk, and what each would get.
+
+    Why one cannot be loaded stands below the table.
 
     CONTEXT is the number of tokens a model was trained for, B/TOKEN what the cache takes for one of them, in
     bytes, and SLOT what its recurrent states take for each conversation. VERDICT and PLAN (slots x window) are for
-    the card as if nothing were loaded. Projectors and drafters that go with a model stand below the table.
+    the card as if nothing were loaded. Projectors and drafters that go with a model stand there
+    too. A narrow terminal shows fewer columns.
 
     \b
     Examples:
@@ -269,7 +288,9 @@ def _inspect_body(context: click.Context, parameter: click.Parameter, given: str
 @click.argument("body", metavar="FILE_OR_NAME", callback=_inspect_body)
 @_command()
 def inspect(client: Client, screen: Screen, body: dict[str, object]) -> int:
-    """Show what a model or any GGUF file is, layer by layer, and what its context costs.
+    """Show what a model or any GGUF file is, layer by layer.
+
+    With it comes what its context costs.
 
     FILE_OR_NAME is a file if there is one or if it begins with / or ./, else the name of a model. A file that
     cannot be planned shows what its header says, and the reason.
@@ -297,13 +318,17 @@ def plan(client: Client, screen: Screen, *, name: str, explain: bool, **options:
 
     The price line by line, what the card can give, whether it fits (exit status 5 if not), and the command
     line of the engine. With --card, --vram, --desktop, --headless or --backend the plan is for a card with nothing on
-    it. A model that is not on disk but in the catalogue gets a preview.
+    it. A model that is not on disk but in the catalogue gets a preview, which takes --context, --parallel and
+    --slot-policy.
+
+    ENGINE_ARGUMENT, after a double dash, is an argument for llama-server itself. Those with a price change the plan.
 
     \b
     Examples:
       lllm3090ctl plan smollm2
-      lllm3090ctl plan qwen-27b --context 131072 --cache-type q4_0
-      lllm3090ctl plan qwen-27b --vram 16GiB --headless --explain
+      lllm3090ctl plan smollm2 --context 4096 --parallel 2 --cache-type q4_0
+      lllm3090ctl plan smollm2 --vram 16GiB --headless --explain
+      lllm3090ctl plan smollm2 -- --threads 4
     """
     view = client.plan(plan_body(name, options))
     screen.result(view.members, plans.plan(view, explain))
@@ -326,7 +351,9 @@ def status(client: Client, screen: Screen) -> int:
 
 @cli.group()
 def engine() -> None:
-    """Show the llama-server builds on this computer, and choose the one that models are started with.
+    """Show the llama-server builds here, and choose one.
+
+    Models are started with the one that is chosen.
 
     A choice takes effect at the next start of a model; what runs goes on with what it has.
 
@@ -341,10 +368,10 @@ def engine() -> None:
 @engine.command("list")
 @_command()
 def engine_list(client: Client, screen: Screen) -> int:
-    """List the builds, best first, and say which one the next start uses.
+    """List the builds, best first.
 
-    RELEASE is that of llama.cpp; "stale" is another one than the daemon expects. USE tells whether a build can be
-    chosen.
+    The line below the table says which one the next start uses. RELEASE is that of llama.cpp; "stale" is another one
+    than the daemon expects. USE tells whether a build can be chosen.
 
     \b
     Example:
@@ -359,9 +386,9 @@ def engine_list(client: Client, screen: Screen) -> int:
 @click.argument("name", required=False, callback=_checked_optional_name)
 @_command()
 def engine_show(client: Client, screen: Screen, name: str | None) -> int:
-    """Show what a build is and what it can do: version, digest, devices, every option.
+    """Show what a build is and what it can do.
 
-    Without NAME, the build that the next start uses.
+    Its version, digest and devices, and every option. Without NAME, the build that the next start uses.
 
     \b
     Examples:

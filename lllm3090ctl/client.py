@@ -209,7 +209,7 @@ class Client:
             "The daemon went away",
             f"The daemon ended the connection before it had finished its answer{why}.",
             exit_status=ExitStatus.UNREACHABLE,
-            hint="Models that run go on running. See what happened: journalctl --user -u lllm3090d -n 20",
+            hint="Models that run go on running. See what happened: journalctl --user-unit lllm3090d -n 20",
         )
 
     def ended(self) -> Failure:
@@ -361,7 +361,7 @@ class Client:
             "The daemon does not answer",
             f"The daemon listens on {self.shown_path} but did not answer {limit}.",
             exit_status=ExitStatus.UNREACHABLE,
-            hint="See what it is doing: journalctl --user -u lllm3090d -n 20\n"
+            hint="See what it is doing: journalctl --user-unit lllm3090d -n 20\n"
             "Wait longer: lllm3090ctl --timeout SECONDS ...\n"
             "Restart it (models go on running): systemctl --user restart lllm3090d",
         )

@@ -19,7 +19,7 @@ SOCKET_UNIT = "lllm3090d.socket"
 PROPERTIES = "LoadState,ActiveState,Result,SubState,Listen"
 ASK_TIMEOUT_S = 2.0
 START = "systemctl --user start lllm3090d"
-JOURNAL = "journalctl --user -u lllm3090d -n 20"
+JOURNAL = "journalctl --user-unit lllm3090d -n 20"
 
 
 class Diagnosis(NamedTuple):
@@ -110,7 +110,8 @@ _BY_LOAD_STATE = {
     "": Diagnosis(
         "unknown",
         "lllm3090d does not run, and systemd cannot be asked about it in this session.",
-        f"Start it: {START}\nor, without systemd, in a terminal of its own: lllm3090d",
+        f"Start it: {START}\nIt needs a systemd user manager; in a container, from the project's directory:"
+        " packaging/dev/user-manager --private -- bash",
     ),
     "not-found": Diagnosis(
         "not_installed",

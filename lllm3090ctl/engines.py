@@ -8,13 +8,17 @@ from lllm3090ctl.text import Block, Column, Table, clean, pairs
 
 COLUMNS = (
     Column("NAME"),
-    Column("VERSION"),
+    Column("VERSION", drop=1),
     Column("RELEASE"),
     Column("BACKEND"),
     Column("USE"),
-    Column("SERVER"),
 )
-OPTION_COLUMNS = (Column("OPTION"), Column("VALUE"), Column("DEFAULT"), Column("ALLOWED"))
+OPTION_COLUMNS = (
+    Column("OPTION", least=24),
+    Column("VALUE", least=18),
+    Column("DEFAULT", least=8),
+    Column("ALLOWED", least=12),
+)
 LOCKED = "LLLM3090_LLAMA_DIR is set in the daemon's environment: it decides on the engine, and nothing can be chosen."
 
 
@@ -22,6 +26,7 @@ def engines(listing: Document) -> list[Block]:
     """What ``engine list`` shows: the builds, the choice, what runs with another one, and what is wrong."""
     views = listing.children("engines")
     blocks: list[Block] = [Table(COLUMNS, tuple(_row(view) for view in views))] if views else []
+    blocks += [clean(f"{view.text('name')}: {view.text('server')}") for view in views]
     blocks += _situation(listing)
     blocks += [
         f"{clean(view.text('name'))}: {problem_line(problem)}"
@@ -92,7 +97,6 @@ def _row(view: Document) -> tuple[str, ...]:
             _release(view),
             view.maybe_text("backend") or "unknown",
             _use(view),
-            view.text("server"),
         )
     )
 

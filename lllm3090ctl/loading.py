@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from types import FrameType
+from typing import NamedTuple
 
 from lllm3090ctl.client import Client
 from lllm3090ctl.documents import Document
@@ -25,15 +26,25 @@ class Interrupted(BaseException):
     """SIGINT or SIGTERM arrived. Not an Exception, so that nothing on the way handles it by mistake."""
 
 
+class Outcome(NamedTuple):
+    """How a load ended.
+
+    Attributes:
+        last: the last line of the stream, ``ready`` or ``failed``.
+        loaded_before: the first line was the last: the model answers already, and nothing was started.
+    """
+
+    last: Document
+    loaded_before: bool
+
+
 def new_token() -> str:
     """A token by which this load can be cancelled."""
     return os.urandom(16).hex()
 
 
-def load(
-    client: Client, body: Mapping[str, object], display: Display, cancel_on_interrupt: bool
-) -> Document:
-    """Load a model; returns the last line of the stream, ``ready`` or ``failed``.
+def load(client: Client, body: Mapping[str, object], display: Display, cancel_on_interrupt: bool) -> Outcome:
+    """Load a model; returns how that ended.
 
     Args:
         client: the daemon.
@@ -62,14 +73,15 @@ class _Attempt:
         self._name = str(body["model"])
         self._known = False  # the daemon has said something about this load, so it knows the token
 
-    def run(self, display: Display) -> Document:
+    def run(self, display: Display) -> Outcome:
         """Follow the stream to its last line."""
         with self._client.load(self._body) as stream:
             for line in stream:
-                self._known = True
+                is_first, self._known = not self._known, True
                 display.show(line)
-                if line.text("kind") in {"ready", "failed"}:
-                    return line
+                kind = line.text("kind")
+                if kind in {"ready", "failed"}:
+                    return Outcome(line, loaded_before=is_first and kind == "ready")
         raise self._broken_off()
 
     def interrupted(self) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -12,7 +13,10 @@ import click
 from lllm3090ctl import render
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.text import Block, Table, align
+from lllm3090ctl.tables import align, fit
+from lllm3090ctl.text import Block, Table
+
+USUAL_WIDTH = 80
 
 
 class Screen:
@@ -66,22 +70,32 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _table(table: Table, stream: TextIO) -> None:
-    """Draw a table: folded to the width of a terminal, elsewhere plain and whole, for grep and awk."""
+    """Draw a table: fitted to the width of a terminal, elsewhere plain and whole, for grep and awk."""
     if not is_terminal(stream):
         click.echo(align(table), file=stream)
         return
-    from rich.console import Console  # noqa: PLC0415 - costs more than all other commands together
-    from rich.table import Table as RichTable  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415 - as above
-
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in table.columns:
-        drawn.add_column(
-            Text(column.title),
-            justify="right" if column.right else "left",
-            overflow="fold",
-            no_wrap=column.right,
+    text, left_out = fit(table, _width(stream))
+    head, _, rows = text.partition("\n")
+    click.echo(_bold(head), file=stream)
+    click.echo(rows, file=stream)
+    if left_out:
+        told = ", ".join(left_out)
+        click.echo(
+            f"(Left out for want of width: {told}. A wider terminal or a pipe shows all.)", file=stream
         )
-    for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    Console(file=stream).print(drawn)
+
+
+def _width(stream: TextIO) -> int:
+    """Of the terminal, in cells; ``COLUMNS`` decides where it is set."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or USUAL_WIDTH
+    except OSError:
+        return USUAL_WIDTH
+
+
+def _bold(text: str) -> str:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return text if plain else click.style(text, bold=True)

@@ -31,7 +31,8 @@ PLAN_OPTIONS = (
         type=click.IntRange(1, MOST_CONTEXT_TOKENS),
         metavar="N",
         help="Context of all slots together, in tokens."
-        " Default: the largest that fits and the model was trained for.",
+        " Default: the largest that fits and the model was trained for. Without --parallel it is shared by 2"
+        " slots, or by 1 where it is small or stretched.",
     ),
     click.option(
         "--parallel",
@@ -115,7 +116,8 @@ PLAN_OPTIONS = (
         "--rope-scaling",
         "rope_scaling",
         type=click.Choice(("none", "linear", "yarn")),
-        help="How positions are stretched for a context beyond the trained one. Default: not at all.",
+        help="How positions are stretched for a --context beyond the trained one; without one they are not, and only"
+        " yarn gives more than the trained context. Default: not at all.",
     ),
     click.option(
         "--tier",
@@ -136,13 +138,15 @@ CARD_OPTIONS = (
         "--desktop/--headless",
         "desktop",
         default=None,
-        help="Plan for an empty card with or without a desktop on it. Default: as on this computer.",
+        help="Plan for an empty card with or without a desktop on it. Default: as on this computer."
+        " Where there is no card, an RTX 3090 is assumed.",
     ),
     click.option(
         "--backend",
         "backend",
         type=click.Choice(("vulkan", "cuda", "cpu")),
-        help="Plan for an empty card and this kind of engine; cpu for host memory in place of a card.",
+        help="Plan for an empty card and this kind of engine; cpu for host memory in place of a card."
+        " Where there is no card, an RTX 3090 is assumed.",
     ),
 )
 CHECK_OPTION = click.option(

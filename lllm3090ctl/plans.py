@@ -15,12 +15,23 @@ from lllm3090ctl.render import (
     item_rows,
     sum_row,
 )
-from lllm3090ctl.text import Block, Column, Table, clean, mib, mib_up, pairs, size
+from lllm3090ctl.text import Block, Column, Table, clean, count, mib, mib_up, pairs, size
 
 SHORT_ITEM_COLUMNS = ITEM_COLUMNS[:-1]
 SHORT_BUDGET_COLUMNS = BUDGET_COLUMNS[:-1]
-ALTERNATIVE_COLUMNS = (Column("ASK"), Column("PLAN"), Column("MIB", right=True), Column("GAIN"))
-CATALOGUE = "catalogue"
+MEASURED = "measured"
+OTHER_CARD = "other card"
+BACKENDS = {
+    "vulkan": "Vulkan",
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "sycl": "SYCL",
+    "metal": "Metal",
+    "cpu": "CPU",
+}
+# How the daemon names the run of a plan, which never starts.
+NO_RUN = "-00000000."
+MODEL = "model"
 CAPABILITY = "capability"
 VERDICTS = {
     "ok": "an agent can work in its window",
@@ -40,8 +51,9 @@ def plan(view: Document, explain: bool = False) -> list[Block]:
     card_bytes, available_bytes = view.whole("card_bytes"), view.whole("available_bytes")
     on_host = view.maybe_text("card_kind") == HOST_KIND
     price = [*item_rows(view.children("items"), on_host), sum_row(card_bytes, on_host)]
-    if not on_host:
-        price.append(("sum in host memory", mib(view.whole("host_bytes")), "", "", ""))
+    host_bytes = view.whole("host_bytes")
+    if host_bytes and not on_host:
+        price.append(("sum in host memory", mib(host_bytes), "", "", ""))
     budget = budget_rows(view.children("budget"), available_bytes)
     items_table = (
         Table(ITEM_COLUMNS, tuple(price))
@@ -67,9 +79,9 @@ def plan(view: Document, explain: bool = False) -> list[Block]:
     ]
     notes = view.texts("notes") if view.has("notes") else ()
     blocks += [clean(f"Note: {note.rstrip('.')}.") for note in notes]
-    blocks += list(_advice(view))
+    blocks += list(_advice(view, explain))
     if explain:
-        blocks += list(_alternatives(view))
+        blocks += list(_alternatives(view, on_host))
     checked = view.maybe_child("engine_check")
     if checked:
         blocks += ["", "The engine's dry run, for the main context: " + clean(checked.text("text")) + "."]
@@ -78,6 +90,10 @@ def plan(view: Document, explain: bool = False) -> list[Block]:
     argv = view.texts("argv")
     if argv:
         blocks += ["", "The engine's command line:", clean(shlex.join(argv))]
+        if any(NO_RUN in argument for argument in argv):
+            blocks.append(
+                "(The zeros in the name of the socket stand for the run: each start gets a number of its own.)"
+            )
     return blocks
 
 
@@ -101,16 +117,46 @@ def _desktop(card: Document, backend: str) -> str:
     return "" if backend == HOST_KIND else " but a desktop, which is assumed"
 
 
+def card_title(card_id: str) -> str:
+    """A card of the catalogue as a person writes it: ``RTX 3090``."""
+    return card_id.replace("-", " ").upper()
+
+
+def backend_title(backend: str) -> str:
+    """A backend as it writes itself."""
+    return BACKENDS.get(backend, backend)
+
+
+def differences(speed: Document) -> tuple[str, ...]:
+    """What differs here from where a speed was measured: ``card``, ``backend``, both, or nothing."""
+    parts = speed.text("qualifier").split(", ")
+    known = {OTHER_CARD: "card", f"{MEASURED} on {speed.text('backend')}": "backend", MEASURED: ""}
+    return tuple(told for part in parts if (told := known.get(part, part)))
+
+
 def speed_text(view: Document) -> str:
-    """A speed with its qualifier; empty where none was measured."""
+    """A speed with what differs here, and where it was measured; empty where none was."""
     speed = view.maybe_child("speed")
-    return f"{speed.real('tokens_per_s'):g} tokens/s ({speed.text('qualifier')})" if speed else ""
+    if speed is None:
+        return ""
+    differs, drafting = differences(speed), speed.text("speculation")
+    where = [
+        card_title(speed.text("card")),
+        backend_title(speed.text("backend")),
+        "no drafting" if drafting == "none" else f"drafting ({drafting})",
+        *(part for part in (speed.maybe_text("workload"), speed.maybe_text("build")) if part),
+    ]
+    figure = f"{speed.real('tokens_per_s'):g} tokens/s" + (
+        f" (other {' and '.join(differs)})" if differs else ""
+    )
+    return f"{figure}; measured: {', '.join(where)}"
 
 
 def _head(view: Document) -> Iterator[tuple[str, str]]:
     """What the plan is and gives; empty values are left out."""
     yield "model", view.text("model")
-    kind = (view.maybe_text("architecture"), view.maybe_text("quantisation"))
+    badges = " ".join(view.texts("badges") if view.has("badges") else ())
+    kind = (view.maybe_text("architecture"), badges, view.maybe_text("quantisation"))
     yield "kind", ", ".join(part for part in kind if part)
     yield "file", view.maybe_text("path") or ""
     download = view.maybe_child("download")
@@ -130,11 +176,7 @@ def _head(view: Document) -> Iterator[tuple[str, str]]:
     agent = view.maybe_child("agent")
     if agent and agent.truth("ready") and view.whole("parallel") > 1:
         yield "subagents", f"{agent.whole('concurrent_subagents')} at a time"
-    speed = view.maybe_child("speed")
-    if speed:
-        words = (speed.text("card"), speed.text("backend"), speed.text("speculation"))
-        more = (speed.maybe_text("workload"), speed.maybe_text("build"))
-        yield "speed", f"{speed_text(view)}: {', '.join([*words, *(part for part in more if part)])}"
+    yield "speed", speed_text(view)
     yield "evidence", view.maybe_text("evidence") or ""
 
 
@@ -144,9 +186,11 @@ def _launch(view: Document) -> Iterator[tuple[str, str]]:
     if placement:
         parts = []
         if placement.has("layers_on_card"):
-            parts.append(f"{placement.whole('layers_on_card')} layers on the card")
+            parts.append(_layers(placement.whole("layers_on_card")))
         if placement.whole("expert_layers_on_host"):
-            parts.append(f"experts of {placement.whole('expert_layers_on_host')} layers in host memory")
+            parts.append(
+                f"experts of {count(placement.whole('expert_layers_on_host'), 'layer')} in host memory"
+            )
         if placement.truth("cache_on_host"):
             parts.append("cache in host memory")
         yield "placement", ", ".join(parts)
@@ -173,6 +217,13 @@ def _launch(view: Document) -> Iterator[tuple[str, str]]:
         yield "rope", f"{rope.text('scaling')} x {rope.real('factor'):g}, {stretched}"
 
 
+def _layers(on_card: int) -> str:
+    """What is on the card of as many layers, of which the output counts as one and is the first to be there."""
+    if on_card <= 1:
+        return "the output on the card" if on_card else "no layers on the card"
+    return f"{count(on_card - 1, 'layer')} and the output on the card"
+
+
 def _outcome(view: Document, card_bytes: int, available_bytes: int) -> str:
     if not view.truth("fits"):
         if card_bytes > available_bytes:
@@ -182,35 +233,44 @@ def _outcome(view: Document, card_bytes: int, available_bytes: int) -> str:
     return f"{spare}, but the card cannot compute it." if not succeeds(view) else f"{spare}."
 
 
-def _advice(view: Document) -> Iterator[Block]:
+def _advice(view: Document, explain: bool) -> Iterator[Block]:
     """What an agent needs, where this plan does not give it, or soon will not."""
     agent = view.maybe_child("agent")
     if agent:
         yield from (clean(remark) for remark in agent.texts("remarks"))
     smallest = view.maybe_child("smallest_card")
-    if smallest and agent and not agent.truth("ready"):
-        window = f"{smallest.whole('window_tokens'):,} tokens"
+    if smallest and agent and not agent.truth("ready") and not explain:
+        window = count(smallest.whole("window_tokens"), "token")
         yield f"For an agent it needs a card of {smallest.whole('gib')} GiB, which holds {window} in one slot."
 
 
-def _alternatives(view: Document) -> Iterator[Block]:
-    smallest = view.maybe_child("smallest_card")
+def _alternatives(view: Document, on_host: bool) -> Iterator[Block]:
+    smallest, agent, limit = (view.maybe_child(key) for key in ("smallest_card", "agent", "limit"))
     if smallest:
         yield (
             f"Smallest card for an agent: {smallest.whole('gib')} GiB ({mib(smallest.whole('total_bytes'))} MiB"
-            f" for {smallest.whole('window_tokens'):,} tokens in one slot, evidence"
+            f" for {count(smallest.whole('window_tokens'), 'token')} in one slot, evidence"
             f" {clean(smallest.text('evidence'))})."
         )
+    elif agent and not agent.truth("ready") and limit and limit.text("by") == MODEL:
+        trained = count(view.whole("trained_context_tokens"), "token")
+        yield f"Smallest card for an agent: no card helps, as the model is trained for {trained}."
     others = view.children("alternatives") if view.has("alternatives") else ()
     if others:
         yield ""
-        yield Table(ALTERNATIVE_COLUMNS, tuple(map(_alternative_row, others)))
+        columns = (
+            Column("ASK"),
+            Column("PLAN"),
+            Column("IN MEMORY" if on_host else "ON THE CARD", right=True),
+            Column("DIFFERENCE", least=24),
+        )
+        yield Table(columns, tuple(map(_alternative_row, others)))
 
 
 def _alternative_row(other: Document) -> tuple[str, ...]:
     return (
         clean(other.text("ask")),
         f"{other.whole('parallel')} x {other.whole('window_tokens'):,}",
-        mib(other.whole("card_bytes")),
+        f"{mib(other.whole('card_bytes'))} MiB",
         clean(other.text("gain")),
     )

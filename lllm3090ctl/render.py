@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.text import Block, Column, Table, align, clean, mib, mib_up, pairs
+from lllm3090ctl.text import Block, Column, Table, clean, count, mib, mib_up, pairs
 
 ON_CARD = "card"
 HOST_KIND = "cpu"
 MOST_LISTED = 40
+FOR_PROGRAMS = "fields"  # members of the request that were refused; the message names the options instead
 
 
 def instances(listing: Document) -> list[Block]:
@@ -22,7 +23,7 @@ def instances(listing: Document) -> list[Block]:
 
 
 def status(view: Document, socket_path: str) -> list[Block]:
-    """What ``status`` shows; lines only, so that nothing has to be imported to draw it."""
+    """What ``status`` shows."""
     card = view.child("card")
     rows = [
         (
@@ -52,7 +53,7 @@ def status(view: Document, socket_path: str) -> list[Block]:
     if view.has("running_engines"):
         lines += other_engines(view.children("running_engines"))
     lines.append("")
-    lines.append(align(_instance_table(views)) if views else "No model is loaded.")
+    lines.append(_instance_table(views) if views else "No model is loaded.")
     return [*lines, *_instance_failures(views)]
 
 
@@ -72,12 +73,18 @@ def unloaded(answer: Document) -> list[Block]:
     ]
 
 
-def loaded(line: Document) -> list[Block]:
-    """The last line of a successful load."""
+def loaded(line: Document, already: bool = False) -> list[Block]:
+    """The last line of a successful load.
+
+    Args:
+        line: of the stream.
+        already: the model was loaded before; nothing was started.
+    """
     view = line.child("instance")
     measured = view.maybe_whole("measured_bytes")
+    how = "is loaded already" if already else f"is ready after {line.real('elapsed_s'):.1f} s"
     return [
-        f"{clean(view.text('name'))} is ready after {line.real('elapsed_s'):.1f} s:"
+        f"{clean(view.text('name'))} {how}:"
         f" context {context_text(view)};"
         f" reserved {mib(view.whole('reserved_bytes'))} MiB,"
         f" measured {f'{mib(measured)} MiB' if measured is not None else 'nothing yet'};"
@@ -129,7 +136,8 @@ def failure(problem: Document) -> list[Block]:
     try:
         details = problem.maybe_child("details")
         if details:
-            blocks += _ledger(details) + _listings(details, said=str(problem.members.get("detail")))
+            told = " ".join(str(problem.members.get(key)) for key in ("detail", "hint"))
+            blocks += _ledger(details) + _listings(details, told)
     except Failure:
         # The daemon is of another version; what can be read without the details is still worth showing.
         blocks = [_problem_text(problem)]
@@ -148,9 +156,9 @@ ITEM_COLUMNS = (
     Column("MIB", right=True),
     Column("PLACE"),
     Column("EVIDENCE"),
-    Column("FORMULA"),
+    Column("FORMULA", least=24),
 )
-BUDGET_COLUMNS = (Column("BUDGET"), Column("MIB", right=True), Column("ORIGIN"))
+BUDGET_COLUMNS = (Column("BUDGET"), Column("MIB", right=True), Column("ORIGIN", least=24))
 
 
 def sum_row(size_bytes: int, on_host: bool) -> tuple[str, ...]:
@@ -215,10 +223,14 @@ def _ledger(details: Document) -> list[Block]:
 
 
 def _listings(details: Document, said: str) -> list[Block]:
-    """Details that are lists of strings, such as the engine's last lines, unless the message says them all."""
+    """Details that are lists of strings, such as the engine's last lines, unless message and hint say them all."""
     blocks: list[Block] = []
     for key, value in details.members.items():
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if (
+            key == FOR_PROGRAMS
+            or not isinstance(value, list)
+            or not all(isinstance(each, str) for each in value)
+        ):
             continue
         if not all(each in said for each in value):
             blocks.append(f"{clean(key).replace('_', ' ')}:")
@@ -248,13 +260,23 @@ def problem_line(problem: Document) -> str:
 
 def context_text(view: Document) -> str:
     """Context, slots and cache of a plan or an instance."""
+    context_tokens, window_tokens = view.whole("context_tokens"), view.whole("window_tokens")
     slots = view.whole("parallel")
-    shape = "1 slot" if slots == 1 else f"{slots} slots of {view.whole('window_tokens')}"
+    # An instance does not tell that its slots share one pool, but then each may have all of it.
+    shared = view.truth("unified") if view.has("unified") else context_tokens == window_tokens
+    if slots == 1:
+        shape = "1 slot"
+    elif not shared:
+        shape = f"{slots} slots of {window_tokens:,}"
+    elif context_tokens == window_tokens:
+        shape = f"{slots} slots sharing {context_tokens:,}"
+    else:
+        shape = f"{slots} slots sharing {context_tokens:,} with at most {window_tokens:,} each"
     key, value = view.text("cache_type_k"), view.text("cache_type_v")
     cache = key if key == value else f"{key}/{value}"
     trained = view.maybe_whole("trained_context_tokens")
-    suffix = f", trained for {trained}" if trained is not None else ""
-    return clean(f"{view.whole('context_tokens')} tokens ({shape}, {cache} cache{suffix})")
+    suffix = f", trained for {trained:,}" if trained is not None else ""
+    return clean(f"{count(context_tokens, 'token')} ({shape}, {cache} cache{suffix})")
 
 
 def _instance_table(views: Sequence[Document]) -> Table:
@@ -265,8 +287,8 @@ def _instance_table(views: Sequence[Document]) -> Table:
         Column("SLOTS", right=True),
         Column("RESERVED", right=True),
         Column("MEASURED", right=True),
-        Column("PID", right=True),
-        Column("UNIT"),
+        Column("PID", right=True, drop=2),
+        Column("UNIT", drop=1),
     )
     rows = []
     for view in views:
@@ -275,7 +297,7 @@ def _instance_table(views: Sequence[Document]) -> Table:
             (
                 clean(view.text("name")),
                 clean(view.text("state")),
-                str(view.whole("context_tokens")),
+                f"{view.whole('context_tokens'):,}",
                 str(view.whole("parallel")),
                 f"{mib(view.whole('reserved_bytes'))} MiB",
                 f"{mib(measured)} MiB" if measured is not None else "-",
@@ -301,11 +323,12 @@ def _card_name(card: Document) -> str:
 
 def _card_memory(card: Document) -> str:
     """The figures in MiB; what the driver does not tell is left out, never shown as 0."""
+    driver_keeps = None if card.text("kind") == HOST_KIND else card.maybe_whole("reserved_by_driver_bytes")
     figures = (
         ("total", card.maybe_whole("total_bytes")),
         ("used", card.maybe_whole("used_bytes")),
         ("free", card.maybe_whole("free_bytes")),
-        ("kept by the driver", card.maybe_whole("reserved_by_driver_bytes")),
+        ("kept by the driver", driver_keeps),
         ("reserved for models", card.whole("reserved_by_us_bytes")),
         ("available", card.maybe_whole("available_bytes")),
     )

@@ -1,4 +1,4 @@
-"""Text for a terminal: control characters made visible, sizes, aligned columns. Pure."""
+"""Text for a terminal: control characters made visible, sizes, labels and values. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ GAP = "  "
 
 
 class Column(NamedTuple):
-    """A column of a table; numbers are aligned to the right."""
+    """A column of a table; numbers are aligned to the right.
+
+    Attributes:
+        title: its head.
+        right: aligned to the right.
+        drop: how much it matters where a terminal is too narrow for all: 1 is left out first; 0 never.
+        least: free text that may be folded to so many cells; 0 for a column that is never folded.
+    """
 
     title: str
     right: bool = False
+    drop: int = 0
+    least: int = 0
 
 
 class Table(NamedTuple):
@@ -70,6 +79,11 @@ def shell_word(text: str) -> str:
     )
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things: ``1 slot``, ``2 slots``, ``1,024 slots``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def mib(size_bytes: int) -> str:
     """A size in MiB with one decimal, without the unit."""
     return f"{size_bytes / MIB:,.1f}"
@@ -84,20 +98,6 @@ def mib_up(size_bytes: int) -> str:
 def size(size_bytes: int) -> str:
     """A size with its unit: GiB from one GiB on, else MiB."""
     return f"{size_bytes / GIB:,.1f} GiB" if size_bytes >= GIB else f"{mib(size_bytes)} MiB"
-
-
-def align(table: Table) -> str:
-    """The table as lines with aligned columns, without a trailing line feed."""
-    rows = (tuple(column.title for column in table.columns), *table.rows)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, table.columns, strict=True)
-        )
-        lines.append(GAP.join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:

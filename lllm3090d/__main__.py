@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("lllm3090d")
 
 SHUTDOWN_TIMEOUT_S = 3.0
-# A build that hangs when asked holds a thread for a minute; the rest must be enough for everybody else.
+# A build that hangs holds a thread for 20 s for each who waits for its first answer; the rest must be enough for
+# everybody else.
 LOOKUP_THREADS = 32
 MOST_FILES = 65536
 SOCKET_UNIT = "lllm3090d.socket"
@@ -70,6 +71,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
 
     from lllm3090d.bus.systemd import SystemdManager  # noqa: PLC0415
     from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
+    from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
     from lllm3090d.gpus.detect import open_card  # noqa: PLC0415
     from lllm3090d.notify import Notifier  # noqa: PLC0415
     from lllm3090d.serving.daemon import Daemon  # noqa: PLC0415
@@ -139,6 +141,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         ends: set[asyncio.Future[Any]] = {stopped, daemon.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         notifier.stopping()
+        HELPERS.stop()  # first of all: threads that wait for an engine's answer would hold up everything below
         stopped.cancel()
         log.info("stopping; models %s", "are stopped" if daemon.settings.stop_models_on_exit else "go on")
         if daemon.failed.done():

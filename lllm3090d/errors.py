@@ -24,7 +24,7 @@ class ExitStatus(enum.IntEnum):
     FAILURE = 1  # something went wrong inside; the message says what
     USAGE = 2  # the command line or the request is malformed
     UNREACHABLE = 3  # the daemon does not answer
-    NOT_FOUND = 4  # no such model or instance, or the name is ambiguous
+    NOT_FOUND = 4  # no such model, file or instance, or the name is ambiguous
     REFUSED = 5  # it would not fit, or is in the way of something that runs
     ENGINE = 6  # the engine is missing, broken, or died
     BAD_CHECKPOINT = 7  # the model's files are damaged, incomplete or of an unknown kind
@@ -46,6 +46,7 @@ class ErrorCode(enum.StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     AMBIGUOUS_MODEL = "ambiguous_model"
     NO_MODELS = "no_models"
+    NO_SUCH_FILE = "no_such_file"
     MODELS_DIR_UNREADABLE = "models_dir_unreadable"
     LIBRARY_UNWATCHED = "library_unwatched"
     NOT_LOADED = "not_loaded"
@@ -106,6 +107,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.UNKNOWN_MODEL, "No such model", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.AMBIGUOUS_MODEL, "The name fits several models", 409, ExitStatus.NOT_FOUND),
     (ErrorCode.NO_MODELS, "There are no models", 404, ExitStatus.NOT_FOUND),
+    (ErrorCode.NO_SUCH_FILE, "There is no such file", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.MODELS_DIR_UNREADABLE, "The models directory cannot be read", 503, ExitStatus.CONFIG),
     (ErrorCode.LIBRARY_UNWATCHED, "The models directory is not watched", 503, ExitStatus.FAILURE),
     (ErrorCode.NOT_LOADED, "The model is not loaded", 404, ExitStatus.NOT_FOUND),
@@ -114,7 +116,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.BAD_CHECKPOINT, "The model file is damaged", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.INCOMPLETE_CHECKPOINT, "Parts of the model are missing", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.UNSUPPORTED_ARCHITECTURE, "Unsupported kind of model", 422, ExitStatus.BAD_CHECKPOINT),
-    (ErrorCode.UNSUPPORTED_COMBINATION, "The engine refuses this combination", 422, ExitStatus.REFUSED),
+    (ErrorCode.UNSUPPORTED_COMBINATION, "This cannot be planned", 422, ExitStatus.REFUSED),
     (ErrorCode.INSUFFICIENT_MEMORY, "It does not fit", 507, ExitStatus.REFUSED),
     (ErrorCode.CARD_UNREADABLE, "The card's memory cannot be read", 503, ExitStatus.FAILURE),
     (ErrorCode.ENGINE_NOT_FOUND, "No llama-server was found", 503, ExitStatus.ENGINE),

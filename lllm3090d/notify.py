@@ -12,6 +12,7 @@ import sdnotify
 
 from lllm3090d.errors import LlmError
 
+STATUS_CHARACTERS = 500  # systemd takes 4096 bytes in a message
 log = logging.getLogger(__name__)
 
 
@@ -65,8 +66,9 @@ class Notifier:
 
 
 def _one_line(status: str) -> str:
-    """A line break would begin another assignment."""
-    return " ".join(status.splitlines())
+    """A line break would begin another assignment; a message that is too long is ignored as a whole by systemd."""
+    line = " ".join(status.splitlines())
+    return line if len(line) <= STATUS_CHARACTERS else f"{line[: STATUS_CHARACTERS - 3]}..."
 
 
 def _watchdog_interval_s() -> float | None:

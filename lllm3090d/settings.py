@@ -23,6 +23,7 @@ from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
 from lllm3090d.planning.slots import SlotPolicy
 
+SHOWN_CHARACTERS = 200  # of a value that is refused
 ENVIRONMENT_PREFIX = "LLLM3090_"
 PINNED_ENGINE = "b11434"  # upstream tag whose memory layout this release of the daemon knows to the byte
 # Set for programs around the daemon (installer, client, tests), so not mistaken for a misspelt setting.
@@ -354,7 +355,13 @@ def _unknown_key(key: str, where: str, known: tuple[str, ...]) -> str:
 def _problem(item: Any, origin: Mapping[str, str]) -> str:
     key = str(item["loc"][0]) if item["loc"] else ""
     where = ".".join([origin.get(key, key), *map(str, item["loc"][1:])])
-    return f"{where} = {item.get('input')!r} is not valid: {item['msg']}"
+    return f"{where} = {_shown(item.get('input'))} is not valid: {item['msg']}"
+
+
+def _shown(value: Any) -> str:
+    """A value as it was written, or the beginning of a long one."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def setting_kind(key: str) -> str:

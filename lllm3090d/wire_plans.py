@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.launch import SpecType
@@ -282,3 +283,4 @@ class PlanView(Response):
     )
     speed: SpeedView | None = Field(default=None, description="null where nothing was measured")
     download: DownloadView | None = Field(default=None, description="null for a model on disk")
+    badges: tuple[Badge, ...] = Field(default=(), description="of a preview: what kind of model it is")

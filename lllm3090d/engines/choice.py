@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -28,7 +29,11 @@ def read_choice(state_dir: Path) -> str | None:
     """
     file = state_dir / FILE_NAME
     try:
-        with file.open("rb") as record:
+        # A FIFO or a device in its place must not block whoever asks for the state of things.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as record:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError("it is no regular file")
             text = record.read(LARGEST_BYTES + 1)
         if len(text) > LARGEST_BYTES:
             raise ValueError(f"it is longer than {LARGEST_BYTES} bytes")
@@ -40,7 +45,7 @@ def read_choice(state_dir: Path) -> str | None:
     except (ValueError, RecursionError) as error:
         raise ignored(file, f"it is damaged: {error}") from error
     name = members.get("dir") if isinstance(members, dict) else None
-    if not isinstance(name, str) or not name or len(name) > NAME_LIMIT:
+    if not isinstance(name, str) or not name or len(name) > NAME_LIMIT or not name.isprintable():
         raise ignored(file, 'it is not of the form {"dir": NAME}')
     return name
 

@@ -20,7 +20,7 @@ from lllm3090d.engines.options import TRUE_WORDS, Given, read_options, whole_num
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.launch import PlanPolicy, SpecType
-from lllm3090d.planning.request import Drafting, PlanRequest, ProjectorPlace
+from lllm3090d.planning.request import Drafting, PlanRequest, ProjectorPlace, option_of
 from lllm3090d.planning.rope import RopeScaling
 
 # systemd expands $ in the arguments of a unit and rewrites ; when it reads the unit again; values in
@@ -38,6 +38,7 @@ class ExtraArguments:
 
     Attributes:
         request: what of them the planner is asked; the rest of it is open.
+        stated: names of all fields that they decide, also where that is the usual value.
         context_checkpoints, checkpoint_min_step_tokens, prompt_cache_mib, image_max_tokens: in place of the settings;
             None where not given.
         passed: for the engine as they are, without ``$`` and ``;``.
@@ -46,6 +47,7 @@ class ExtraArguments:
     """
 
     request: PlanRequest = field(default_factory=PlanRequest)
+    stated: frozenset[str] = frozenset()
     context_checkpoints: int | None = None
     checkpoint_min_step_tokens: int | None = None
     prompt_cache_mib: int | None = None
@@ -102,6 +104,7 @@ def extra_arguments(
     own = {each.name for each in fields(ExtraArguments)}
     return ExtraArguments(
         request=PlanRequest(**{name: value for name, value in fields_of.items() if name not in own}),
+        stated=frozenset(fields_of),
         passed=passed,
         environment=environment,
         shown=tuple(" ".join((given.written, *given.values)) for given in free),
@@ -130,10 +133,16 @@ def check_asked_once(request: PlanRequest, extra: ExtraArguments) -> None:
     for each in fields(PlanRequest):
         one, other = getattr(request, each.name), getattr(extra.request, each.name)
         open_value = getattr(usual, each.name)
-        if open_value not in {one, other} and one != other:
+        is_stated = (
+            other != open_value or each.name in extra.stated
+        )  # -no-kvu says what is usual, but says it
+        if one != open_value and is_stated and one != other:
+            texts = ("on" if value is True else "off" if value is False else value for value in (one, other))
             raise LlmError(
                 ErrorCode.INVALID_REQUEST,
-                f"{each.name} was asked for twice: {one}, and {other} in the engine's arguments.",
+                "{} was asked for twice: {}, and {} in the engine's arguments.".format(
+                    option_of(each.name), *texts
+                ),
                 hint="Ask for it once.",
                 field=each.name,
             )
@@ -159,13 +168,15 @@ def _positive(name: str) -> Read:
     return read
 
 
-def _number(name: str, reason: str) -> Read:
-    """A number that must not be negative."""
+def _number(name: str, reason: str, most: int = 10_000) -> Read:
+    """A number that must not be negative, nor above what the settings allow for the same."""
 
     def read(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
         number = whole_number(given)
         if number < 0:
             _refuse(given, reason)
+        if number > most:
+            _refuse(given, f"{number} is more than {most}, the most that has a price")
         return {name: number}
 
     return read
@@ -224,10 +235,10 @@ _PRICED: Mapping[str, Read] = {
     },
     "--rope-scaling": _rope_scaling,
     "--flash-attn": _flash_attention,
-    "--ctx-checkpoints": _number("context_checkpoints", "a number of checkpoints is not negative"),
-    "--checkpoint-min-step": _positive("checkpoint_min_step_tokens"),
-    "--cache-ram": _number("prompt_cache_mib", "finished prompts without a limit have no price"),
-    "--image-max-tokens": _positive("image_max_tokens"),
+    "--ctx-checkpoints": _number("context_checkpoints", "a number of checkpoints is not negative", 256),
+    "--checkpoint-min-step": _number("checkpoint_min_step_tokens", "a distance is not negative", 1 << 30),
+    "--cache-ram": _number("prompt_cache_mib", "finished prompts without a limit have no price", 1 << 30),
+    "--image-max-tokens": _number("image_max_tokens", "a number of tokens is not negative", 1 << 20),
 }
 PRICED = tuple(_PRICED)
 

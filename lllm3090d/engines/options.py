@@ -25,6 +25,7 @@ SEVERAL_VALUES = re.compile(
 NUMBER = re.compile(r"\s*([+-]?\d+)")
 LARGEST_NUMBER = (1 << 31) - 1  # the engine reads numbers into 32 bits and refuses larger ones
 NAMES_SHOWN = 3
+LEAST_LIKENESS = 0.75  # of a name that somebody may have meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,16 @@ def read_options(
     return OptionLine(tuple(found))
 
 
+def canonical(text: str, capabilities: Capabilities) -> str:
+    """An option and its value in one text, in the spelling that the build's help names last."""
+    spelling, blank, value = text.partition(" ")
+    option = capabilities.option(spelling)
+    if option is None:
+        return text  # of another build
+    same = [name for name in option.names if _negates(option, name) is _negates(option, spelling)]
+    return f"{same[-1]}{blank}{value}"
+
+
 def value_count(option: Option) -> int:
     """How many arguments follow the option."""
     if not option.value:
@@ -188,7 +199,7 @@ def _negates(option: Option, spelling: str) -> bool:
 
 
 def _unknown(written: str, capabilities: Capabilities) -> LlmError:
-    close = difflib.get_close_matches(written, sorted(capabilities.flags), n=NAMES_SHOWN)
+    close = difflib.get_close_matches(written, sorted(capabilities.flags), NAMES_SHOWN, LEAST_LIKENESS)
     guess = f"Did you mean {' or '.join(close)}?" if close else "llama-server --help lists all options."
     return LlmError(
         ErrorCode.INVALID_REQUEST,

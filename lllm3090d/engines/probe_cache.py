@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ DEVICE_VARIABLES = (
 )
 # A build for a GPU that sees none may do so later, when a driver has been loaded.
 NO_DEVICE_RETRY_S = 60.0
+# A failure is remembered where finding it again would be slow; one that comes at once may as well be found anew, and
+# is gone as soon as its cause is.
+SLOW_FAILURE_S = 1.0
+FAILURE_KEPT_S = 60.0
+MOST_ASKED_AT_ONCE = 8  # of those that are asked ahead
 
 _SELECT_TEXTS = "SELECT body FROM engine_answers WHERE server = ? AND fingerprint = ?"
 _SELECT_DEVICES = (
@@ -56,45 +62,121 @@ class _Known:
     until_s: float = float("inf")  # monotonic
 
 
-class ProbeCache:
-    """Remembers answers as long as the build's files are the same. Thread-safe.
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """That a build with these files could not be asked."""
 
-    A failure is not remembered, nor an unknown backend: the next call asks again.
+    files: tuple[Stamp, ...]
+    error: LlmError
+    until_s: float  # monotonic
+
+
+class ProbeCache:
+    """Remembers answers as long as the build's files are the same. Thread-safe; no build waits for another.
+
+    A failure, or an unknown backend, is remembered for FAILURE_KEPT_S where it took SLOW_FAILURE_S or longer to find,
+    in memory only; else the next call asks again.
 
     Args:
         time_limit_s: for each command.
         store: gives the place where answers outlive the process; None for memory alone.
+        clock: monotonic, in seconds.
     """
 
     def __init__(
-        self, *, time_limit_s: float = TIME_LIMIT_S, store: Callable[[], Store] | None = None
+        self,
+        *,
+        time_limit_s: float = TIME_LIMIT_S,
+        store: Callable[[], Store] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._time_limit_s = time_limit_s
         self._store = store
-        self._lock = threading.Lock()
+        self._clock = clock
+        self._lock = threading.Lock()  # never held while a build is asked
         self._known: dict[Path, _Known] = {}
-        # The last failure, and when it was found: for those who waited for that very probe.
-        self._failed: tuple[tuple[Stamp, ...], float, LlmError] | None = None
+        self._failed: dict[Path, _Failed] = {}
+        self._asking: dict[tuple[Path, tuple[Stamp, ...]], Future[Capabilities]] = {}
+        self._ahead: dict[Path, Future[Capabilities]] = {}
+        self._executor = ThreadPoolExecutor(MOST_ASKED_AT_ONCE, "engine")
 
-    def get(self, build: Build) -> Capabilities:
-        """The capabilities of the build; simultaneous callers share one probe. Raises as ``probe``."""
-        asked_s = time.monotonic()
+    def get(self, build: Build, *, again: bool = False) -> Capabilities:
+        """The capabilities of the build, asked where they are not known; simultaneous callers share one probe.
+
+        Args:
+            build: the build.
+            again: also where it is remembered that it could not be asked.
+
+        Raises:
+            LlmError: as ``probe``.
+        """
+        files = fingerprint(build)
         with self._lock:
-            files = fingerprint(build)
-            known = self._known.get(build.server)
-            if known is not None and known.files != files:
-                known = None
-            if known is not None and known.capabilities is not None and asked_s < known.until_s:
-                return known.capabilities
-            if self._failed is not None and self._failed[0] == files and self._failed[1] >= asked_s:
-                raise self._failed[2]
-            try:
-                return self._look(build, files, known.texts if known else None)
-            except LlmError as error:
-                self._failed = (files, time.monotonic(), error)
-                raise
+            remembered = self._remembered(build, files, again=again)
+            if remembered is not None:
+                return remembered
+            asking = self._asking.get((build.server, files))
+            if asking is None:
+                answer = self._asking[build.server, files] = Future[Capabilities]()
+                texts = self._texts(build, files)
+        if asking is not None:
+            return asking.result()
+        began_s = self._clock()
+        try:
+            found = self._look(build, files, texts, began_s)
+        except BaseException as error:
+            with self._lock:
+                if isinstance(error, LlmError) and self._is_slow(began_s):
+                    until_s = self._clock() + FAILURE_KEPT_S
+                    self._failed[build.server] = _Failed(files, error, until_s)
+                del self._asking[build.server, files]
+            answer.set_exception(error)
+            raise
+        with self._lock:
+            self._failed.pop(build.server, None)
+            del self._asking[build.server, files]
+        answer.set_result(found)
+        return found
 
-    def _look(self, build: Build, files: tuple[Stamp, ...], texts: Texts | None) -> Capabilities:
+    def ask_ahead(self, build: Build) -> Future[Capabilities]:
+        """As :meth:`get`, without waiting; a build that is being asked so is not asked twice."""
+        known: Future[Capabilities] = Future()
+        try:
+            files = fingerprint(build)
+            with self._lock:
+                remembered = self._remembered(build, files, again=False)
+                if remembered is None:
+                    ahead = self._ahead.get(build.server)
+                    if ahead is None or ahead.done():
+                        ahead = self._ahead[build.server] = self._executor.submit(self.get, build)
+                    return ahead
+            known.set_result(remembered)
+        except LlmError as error:
+            known.set_exception(error)
+        return known
+
+    def _remembered(self, build: Build, files: tuple[Stamp, ...], *, again: bool) -> Capabilities | None:
+        now_s = self._clock()
+        known = self._known.get(build.server)
+        if known is not None and known.files == files and known.capabilities is not None:
+            is_sure = known.capabilities.backend is not Backend.UNKNOWN
+            if now_s < known.until_s and (is_sure or not again):
+                return known.capabilities
+        failed = self._failed.get(build.server)
+        if failed is not None and failed.files == files and now_s < failed.until_s and not again:
+            raise failed.error
+        return None
+
+    def _texts(self, build: Build, files: tuple[Stamp, ...]) -> Texts | None:
+        known = self._known.get(build.server)
+        return known.texts if known is not None and known.files == files else None
+
+    def _is_slow(self, began_s: float) -> bool:
+        return self._clock() - began_s >= min(SLOW_FAILURE_S, self._time_limit_s)
+
+    def _look(
+        self, build: Build, files: tuple[Stamp, ...], texts: Texts | None, began_s: float
+    ) -> Capabilities:
         """From the store what it has, the rest from the build."""
         key, around = _digest(files), surroundings(os.environ)
         texts = texts or self._stored_texts(build, key)
@@ -107,12 +189,19 @@ class ProbeCache:
         found = capabilities_of(build, texts, devices)
         if (fresh_texts or fresh_devices) and fingerprint(build) != files:
             # Exchanged while it was asked: the answer may be of either build, so it is not kept.
-            self._known.pop(build.server, None)
+            with self._lock:
+                self._known.pop(build.server, None)
             return found
         is_sure = found.backend is not Backend.UNKNOWN
         may_change = found.backend is Backend.CPU and has_gpu_library(build)
-        until_s = time.monotonic() + NO_DEVICE_RETRY_S if may_change else float("inf")
-        self._known[build.server] = _Known(files, texts, found if is_sure else None, until_s)
+        until_s = float("inf")
+        if not is_sure:
+            until_s = self._clock() + FAILURE_KEPT_S
+        elif may_change:
+            until_s = self._clock() + NO_DEVICE_RETRY_S
+        is_kept = is_sure or self._is_slow(began_s)
+        with self._lock:
+            self._known[build.server] = _Known(files, texts, found if is_kept else None, until_s)
         self._write(build, key, texts if fresh_texts else None)
         if fresh_devices and devices is not None and is_sure and not may_change:
             self._write_devices(build, key, around, devices)

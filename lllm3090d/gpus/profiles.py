@@ -59,6 +59,10 @@ class _ProfileFile(BaseModel):
     profiles: tuple[CardProfile, ...]
 
 
+ANY_CARD = "any card"
+LEAST_LIKENESS = 0.8  # of a card that somebody may have meant: rtx-409, and not gtx-1080 for rtx-5080
+
+
 @functools.cache
 def known_profiles() -> tuple[CardProfile, ...]:
     """The cards of ``profiles.json``, the reference first; read once."""
@@ -99,7 +103,7 @@ def absent_profile() -> CardProfile:
 
 def capacity_profile(vram_mib: int) -> CardProfile:
     """A card of which only the memory is known (``--vram 12GiB``)."""
-    name = f"any card with {vram_mib / 1024:g} GiB"
+    name = f"{ANY_CARD} with {vram_mib / 1024:g} GiB"
     return CardProfile(id=SYNTHETIC_ID, name=name, compute_capability=None, vram_mib=vram_mib)
 
 
@@ -114,7 +118,7 @@ def named_profile(name: str) -> CardProfile:
         if wanted and wanted in (_plain(known.id), _plain(known.name)):
             return known
     ids = [known.id for known in known_profiles()]
-    near = difflib.get_close_matches(name.casefold(), ids, n=1)
+    near = difflib.get_close_matches(name.casefold(), ids, 1, LEAST_LIKENESS)
     raise LlmError(
         ErrorCode.INVALID_REQUEST,
         f"{name!r} is no card that is known here; known are {', '.join(ids)}.",

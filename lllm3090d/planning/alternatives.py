@@ -76,7 +76,7 @@ def _variations(planner: Planner, plan: Plan) -> Iterator[tuple[str, str, PlanRe
     if request.cache_type_k is None and request.cache_type_v is None:
         for kind in (CacheType.F16, SMALLER_CACHE):
             if kind not in {plan.cache_type_k, plan.cache_type_v}:
-                given_up = "; quality falls" if kind is SMALLER_CACHE else "; the cache is not rounded"
+                given_up = "; quality falls" if kind is SMALLER_CACHE else "; a more exact cache"
                 yield (
                     f"--cache-type {kind}",
                     given_up,
@@ -113,7 +113,8 @@ def _gain(plan: Plan, other: Plan) -> str:
     """What another plan serves beside this one; empty where it serves the same."""
     if (other.window_tokens, other.parallel) == (plan.window_tokens, plan.parallel):
         saved = plan.quote.total_bytes(Place.CARD) - other.quote.total_bytes(Place.CARD)
-        return f"the same window and {saved >> 20} MiB less of the card" if saved >> 20 > 0 else ""
+        less = f"less {'of the card' if plan.on_card else 'memory'}"
+        return f"the same window and {saved >> 20:,} MiB {less}" if saved >> 20 > 0 else ""
     parts = []
     window, total = other.window_tokens - plan.window_tokens, other.context_tokens - plan.context_tokens
     if window:

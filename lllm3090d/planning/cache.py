@@ -165,7 +165,7 @@ def cache_shape(
     if max(asked, batch_tokens, micro_batch_tokens, slot_tokens) > MAX_TOKENS:
         raise ValueError(f"the engine has no context or batch of more than {MAX_TOKENS} tokens")
     context = asked or facts.trained_context_tokens
-    _check_slots(parallel, context, batch_tokens)
+    check_slots(parallel, context, batch_tokens)
     micro_batch = min(context, batch_tokens, micro_batch_tokens)
     padded = round_up(context, CELL_PADDING_TOKENS)
     streams = 1 if unified else parallel
@@ -192,7 +192,7 @@ def cache_shape(
     )
 
 
-def _check_slots(parallel: int, context_tokens: int, batch_tokens: int) -> None:
+def check_slots(parallel: int, context_tokens: int | None = None, batch_tokens: int | None = None) -> None:
     """Refuse slots that the engine has no sequence or no token of a batch for.
 
     It computes one token of every slot at once: with a smaller batch its own assertion ends it. A batch is never
@@ -202,10 +202,10 @@ def _check_slots(parallel: int, context_tokens: int, batch_tokens: int) -> None:
     if parallel > MAX_SLOTS:
         reason = f"the engine serves at most {MAX_SLOTS}"
         hint = f"Ask for {MAX_SLOTS} slots or fewer."
-    elif context_tokens < parallel:
+    elif context_tokens is not None and context_tokens < parallel:
         reason = f"a context of {context_tokens} tokens has less than one for each"
         hint = f"Ask for a context of at least {parallel} tokens, or for fewer slots."
-    elif batch_tokens < parallel:
+    elif batch_tokens is not None and batch_tokens < parallel:
         reason = f"a batch of {batch_tokens} tokens has less than one for each, and the engine aborts"
         hint = f"Ask for a batch of at least {parallel} tokens, or for fewer slots."
     if reason is not None:
@@ -214,7 +214,7 @@ def _check_slots(parallel: int, context_tokens: int, batch_tokens: int) -> None:
             f"{parallel} slots were asked for; {reason}.",
             hint=hint,
             parallel=parallel,
-            largest_parallel=min(MAX_SLOTS, context_tokens, batch_tokens),
+            largest_parallel=min(MAX_SLOTS, context_tokens or MAX_SLOTS, batch_tokens or MAX_SLOTS),
         )
 
 

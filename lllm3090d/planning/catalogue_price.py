@@ -19,6 +19,7 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.profiles import CardProfile
 from lllm3090d.planning.cache import MAX_SLOTS
 from lllm3090d.planning.quote import Evidence, LineItem, Place, Quote
+from lllm3090d.planning.refusal import item_details
 from lllm3090d.planning.reserves import BudgetLine
 from lllm3090d.planning.slots import (
     DEFAULT_PARALLEL,
@@ -28,7 +29,7 @@ from lllm3090d.planning.slots import (
     check_count,
     requested_slots,
 )
-from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_ceil, round_up
+from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_ceil, mib_text, round_up, tenths_text
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS, Verdict, verdict
 
 # MiB. What the driver keeps before any process allocates, for a card that does not tell; measured: 451 on an RTX 3090
@@ -300,9 +301,9 @@ class _Order:
         if not PAGE_TOKENS <= share <= limit:
             raise LlmError(
                 ErrorCode.UNSUPPORTED_COMBINATION,
-                f"{total} tokens of context in {_slots(slots)} are {share} in each; a slot of {self.entry.name} has"
-                f" {PAGE_TOKENS} to {limit}.",
-                hint=f"Ask for {PAGE_TOKENS * slots} to {limit * slots} tokens, or for another number of slots.",
+                f"{total:,} tokens of context in {_slots(slots)} are {share:,} in each; a slot of {self.entry.name} has"
+                f" {PAGE_TOKENS:,} to {limit:,}.",
+                hint=f"Ask for --context {PAGE_TOKENS * slots} to {limit * slots}, or for another --parallel.",
                 context_tokens=total,
                 parallel=slots,
             )
@@ -310,12 +311,18 @@ class _Order:
         if need > self.card.grantable_bytes:
             pool = self.pool(slots)
             largest = min(pool, limit * slots) if pool >= PAGE_TOKENS * slots else 0
-            fitting = f"{largest} tokens would fit" if largest else "not even a page would fit"
+            grant = tenths_text(max(0, self.card.grantable_bytes) * 10 // MIB)
+            fitting = (
+                f"{largest:,} tokens would fit (--context {largest} --parallel {slots})"
+                if largest
+                else "not even a page would fit"
+            )
             raise LlmError(
                 ErrorCode.INSUFFICIENT_MEMORY,
-                f"{self.entry.name} with {total} tokens of context needs about {mib_ceil(need)} MiB;"
-                f" {self.card.profile.name} can give {max(0, self.card.grantable_bytes) // MIB} MiB.",
+                f"{self.entry.name} with {total:,} tokens of context needs about {mib_text(need)} MiB;"
+                f" {self.card.profile.name} can give {grant} MiB.",
                 hint=f"In {_slots(slots)} {fitting}.",
+                items=item_details(self.quote(SlotPlan(slots, share, limit))),
                 needed_bytes=need,
                 grantable_bytes=self.card.grantable_bytes,
                 largest_context_tokens=largest or None,

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning import cache
 from lllm3090d.planning.launch import Drafter, SpecType
 from lllm3090d.planning.refusal import slots_text
-from lllm3090d.planning.request import Drafting, Features, PlanRequest, ProjectorPlace
+from lllm3090d.planning.request import Drafting, Features, PlanRequest, ProjectorPlace, option_of
 from lllm3090d.planning.units import PAGE_TOKENS
+
+# Of what may be asked, whoever asks: the API, the client, or further arguments of the engine. Slots have a limit of the
+# engine's own.
+RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "context_tokens": (1, 1 << 28),
+        "parallel": (1, 1 << 31),
+        "batch_tokens": (32, 65_536),
+        "micro_batch_tokens": (32, 8192),
+        "draft_tokens": (1, 64),
+        "gpu_layers": (0, 10_000),
+        "cpu_experts": (0, 10_000),
+    }
+)
 
 
 def check_request(
@@ -28,21 +46,23 @@ def check_request(
             engine cannot do; ENGINE_UNUSABLE for an engine that cannot use the card.
     """
     _check_engine(features.backend, card_kind)
-    for field in ("context_tokens", "parallel", "batch_tokens", "micro_batch_tokens", "draft_tokens"):
+    for field, (least, most) in RANGES.items():
         value = getattr(request, field)
-        if value is not None and value < 1:
-            raise _invalid(field, value, 1)
-    for field in ("gpu_layers", "cpu_experts"):
-        value = getattr(request, field)
-        if value is not None and value < 0:
-            raise _invalid(field, value, 0)
+        if value is not None and not least <= value <= most:
+            raise _invalid(field, value, least, most)
+    if request.parallel is not None:
+        cache.check_slots(request.parallel)
     reason = _impossible(facts, request, features, card_kind, projector=projector, drafter=drafter)
     if reason is not None:
         what, hint = reason
-        raise LlmError(ErrorCode.UNSUPPORTED_COMBINATION, f"This cannot be planned: {what}.", hint=hint)
+        name = facts.title or facts.architecture
+        sentence = what if what.startswith(name) else f"{what[0].upper()}{what[1:]}"
+        raise LlmError(ErrorCode.UNSUPPORTED_COMBINATION, f"{sentence}.", hint=hint)
 
 
-def check_context(context_tokens: int, parallel: int, limit_tokens: int, facts: CheckpointFacts) -> None:
+def check_context(
+    context_tokens: int, parallel: int, limit_tokens: int, facts: CheckpointFacts, *, was_asked: bool = True
+) -> None:
     """Refuse a context whose share for one slot is beyond the model or below a page.
 
     Args:
@@ -50,20 +70,26 @@ def check_context(context_tokens: int, parallel: int, limit_tokens: int, facts: 
         parallel: slots.
         limit_tokens: the longest window: trained, or stretched on request.
         facts: the checkpoint.
+        was_asked: somebody gave the number of slots.
 
     Raises:
         LlmError: UNSUPPORTED_COMBINATION with the sizes that would do.
     """
     least, share = min(PAGE_TOKENS, limit_tokens), context_tokens // parallel
+    number = (
+        slots_text(parallel)
+        if was_asked or parallel == 1
+        else f"{parallel} slots, as no number was asked for,"
+    )
+    what = f"{context_tokens:,} tokens of context in {number} are {share:,} in each"
     if share > limit_tokens:
         slots = -(-context_tokens // limit_tokens)
         trained = facts.trained_context_tokens
-        stretched = "" if limit_tokens == trained else f" and stretched to {limit_tokens}"
+        stretched = "" if limit_tokens == trained else f" and stretched to {limit_tokens:,}"
         raise LlmError(
             ErrorCode.UNSUPPORTED_COMBINATION,
-            f"{context_tokens} tokens of context in {slots_text(parallel)} are {share} in each;"
-            f" the model was trained for {trained}{stretched}.",
-            hint=f"Ask for at most {limit_tokens * parallel} tokens, or for {slots_text(slots)}.",
+            f"{what}; the model was trained for {trained:,}{stretched}.",
+            hint=f"Ask for at most --context {limit_tokens * parallel}, or for --parallel {slots}.",
             context_tokens=context_tokens,
             parallel=parallel,
             trained_context_tokens=trained,
@@ -71,12 +97,11 @@ def check_context(context_tokens: int, parallel: int, limit_tokens: int, facts: 
         )
     if share < least:
         slots = context_tokens // least
-        fewer = f", or for {slots_text(slots)} at most" if slots else ""
+        fewer = f", or for at most --parallel {slots}" if slots else ""
         raise LlmError(
             ErrorCode.UNSUPPORTED_COMBINATION,
-            f"{context_tokens} tokens of context in {slots_text(parallel)} are {share} in each;"
-            f" a slot needs {least} at least.",
-            hint=f"Ask for at least {least * parallel} tokens{fewer}.",
+            f"{what}; a slot needs {least:,} at least.",
+            hint=f"Ask for at least --context {least * parallel}{fewer}.",
             context_tokens=context_tokens,
             parallel=parallel,
             smallest_context_tokens=least * parallel,
@@ -94,11 +119,11 @@ def _check_engine(backend: Backend, card_kind: CardKind) -> None:
         )
 
 
-def _invalid(field: str, value: int, least: int) -> LlmError:
+def _invalid(field: str, value: int, least: int, most: int) -> LlmError:
     return LlmError(
         ErrorCode.INVALID_REQUEST,
-        f"{field} must be at least {least}, not {value}.",
-        hint=f"Leave {field} out to let the planner choose.",
+        f"{option_of(field)} must be {least} to {most}, not {value}.",
+        hint=f"Leave {option_of(field)} out to let the planner choose.",
         **{field: value},
     )
 
@@ -126,31 +151,46 @@ def _impossible(
     """The reason and the way out; None where nothing is wrong."""
     name = facts.title or facts.architecture
     blocks = len(facts.trunk)
+    everything = (
+        len(facts.layers) + 1
+    )  # as -ngl counts: blocks for multi-token prediction too, and the output
     newer = "Use a newer llama.cpp, or leave it out."
     wants_projector = request.projector in {ProjectorPlace.CARD, ProjectorPlace.HOST}
     wants_draft = request.drafting is Drafting.ON
     missing = _missing_spec_type(facts, features, drafter)
     experts = request.cpu_experts or 0
+    batch, micro_batch = request.batch_tokens or 0, request.micro_batch_tokens or 0
     reasons = (
+        (
+            0 < batch < micro_batch,
+            f"--micro-batch {micro_batch} is above --batch {batch}, and a micro batch is a part of a batch",
+            f"Ask for at most --micro-batch {batch}, or for a larger batch.",
+        ),
         (
             request.places_by_hand and card_kind is CardKind.CPU,
             "a placement was given, and without a card there is nothing to place",
-            "Leave it out.",
+            "Leave --gpu-layers, --cpu-experts and --cache-on-host out.",
         ),
         (
             request.gpu_layers is not None and experts > 0,
             "both layers and experts were placed by hand",
-            "Give one of gpu_layers and cpu_experts.",
+            "Give one of --gpu-layers and --cpu-experts.",
         ),
         (
             experts > 0 and not facts.expert_count,
             f"{name} has no experts to keep in host memory",
-            "Leave cpu_experts out.",
+            "Leave --cpu-experts out.",
         ),
         (
             experts > blocks,
             f"{name} has {blocks} layers, and so many with experts at most",
-            f"Ask for {blocks}.",
+            f"Ask for --cpu-experts {blocks}.",
+        ),
+        (
+            (request.gpu_layers or 0) > everything,
+            f"--gpu-layers {request.gpu_layers} is more than the {everything} layers of {name}, the output counting as"
+            " one",
+            f"Ask for at most --gpu-layers {everything}.",
         ),
         (
             experts > 0 and not features.places_experts,

@@ -170,7 +170,7 @@ def _slack(launch: Launch) -> LineItem:
 def _process(projection: Projection, launch: Launch, vocabulary_size: int) -> Iterator[LineItem]:
     """The rest of the process, at place card."""
     size = compute.F32_BYTES * vocabulary_size * launch.parallel
-    formula = f"{launch.parallel} x {vocabulary_size} words x 4 B"
+    formula = f"{launch.parallel} {'slot' if launch.parallel == 1 else 'slots'} x {vocabulary_size:,} vocabulary x 4 B"
     yield LineItem("output buffer", Place.CARD, size, Evidence.HEADER, formula)
     context = projection.host.context_bytes + projection.device.context_bytes + projection.rounding_of(1)
     if launch.context_checkpoints:

@@ -170,7 +170,7 @@ def _shares(
         card.append(tables.rope)
     output = card if first <= blocks else host
     output += [tables.output, tables.output_other]
-    if facts.output_is_tied and (first <= blocks or facts.rule.doubles_tied):
+    if facts.output_is_copied and (first <= blocks or facts.rule.doubles_tied):
         # The output needs its own copy on a card; with some models even beside the embedding.
         output.append(tables.token_embedding)
     return total(card), total(host)

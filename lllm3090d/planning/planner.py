@@ -29,12 +29,19 @@ from lllm3090d.planning.request import (
     PlanRequest,
     ProjectorPlace,
     Room,
+    RopeScaling,
     SlotPolicy,
     TierRoom,
 )
 from lllm3090d.planning.search import Variant
 from lllm3090d.planning.several_cards import on_fewest_cards
-from lllm3090d.planning.slots import DEFAULT_PARALLEL, SlotPlan, automatic_slots
+from lllm3090d.planning.slots import (
+    DEFAULT_PARALLEL,
+    SlotPlan,
+    automatic_slots,
+    unasked_slots_note,
+    unused_note,
+)
 from lllm3090d.planning.split import DeviceSplit
 from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.planning.tier import Tier
@@ -180,7 +187,7 @@ class Planner:
     def _planned(self) -> Plan:
         """The plan for this room, and so for all of its cards."""
         notes: list[str] = []
-        stretched = self._stretch()
+        stretched = self._stretch(notes)
         variant = self._drafting(self._base(stretched, notes), notes)
         variant = self._projecting(variant, notes)
         if self.request.tiered and self.features.tier is not None:
@@ -213,7 +220,12 @@ class Planner:
     def _base(self, stretched: Stretch | None, notes: list[str]) -> Variant:
         """Everything resident, without drafting and projector."""
         request, policy = self.request, self.policy
+        batch = request.batch_tokens or policy.batch_tokens
         micro_batch = request.micro_batch_tokens or policy.micro_batch_tokens
+        if request.batch_tokens is None:
+            batch = max(batch, micro_batch)
+        elif request.micro_batch_tokens is None:
+            micro_batch = min(batch, micro_batch)
         type_k, type_v = self._cache_types(notes)
         return Variant(
             facts=self.facts,
@@ -222,7 +234,7 @@ class Planner:
                 parallel=request.parallel or 1,
                 cache_type_k=type_k,
                 cache_type_v=type_v,
-                batch_tokens=max(request.batch_tokens or policy.batch_tokens, micro_batch),
+                batch_tokens=batch,
                 micro_batch_tokens=micro_batch,
                 context_checkpoints=policy.context_checkpoints,
                 prompt_cache_mib=policy.prompt_cache_mib,
@@ -233,7 +245,11 @@ class Planner:
             ),
             policy=policy,
             backend=Backend.CPU if self.card_kind is CardKind.CPU else self.features.backend,
-            room=Room(max(0, self.room.card), self.room.host, self.room.cards if self._on_card else ()),
+            room=replace(
+                self.room,
+                card=max(0, self.room.card),
+                cards=self.room.cards if self._on_card else (),
+            ),
             limit_tokens=stretched.window_tokens if stretched else self.facts.trained_context_tokens,
         )
 
@@ -264,13 +280,20 @@ class Planner:
             cache_on_host=request.cache_on_host,
         )
 
-    def _stretch(self) -> Stretch | None:
+    def _stretch(self, notes: list[str]) -> Stretch | None:
         """How positions are stretched, where that was asked for and the window needs it."""
         request = self.request
         if request.rope_scaling is None:
             return None
         share = None if request.context_tokens is None else request.context_tokens // self._slots_asked()
-        return stretch(self.facts, request.rope_scaling, share)
+        found = stretch(self.facts, request.rope_scaling, share)
+        if found is None and request.rope_scaling is not RopeScaling.NONE:
+            trained = self.facts.trained_context_tokens
+            notes.append(
+                "positions are not stretched: ask for a context (--context) of more than"
+                f" {trained:,} tokens for each slot"
+            )
+        return found
 
     def _drafting(self, variant: Variant, notes: list[str]) -> Variant:
         """With a draft where it was asked for, or is open, offered and fits."""
@@ -280,6 +303,7 @@ class Planner:
         if choice is Drafting.ON or (automatic and self._on_card):
             template = self._drafted(variant.template, automatic=automatic)
         if template is None:
+            self._note_draft_tokens(self._why_undrafted(choice, variant.template), notes)
             return variant
         types = dict.fromkeys((variant.template.cache_type_k, CacheType.F16))
         with_draft = replace(variant.changed(template=template), draft_types=tuple(types))
@@ -287,7 +311,21 @@ class Planner:
         if why is None:
             return with_draft
         notes.append(f"without drafting: with it {why}")
+        self._note_draft_tokens("drafting was given up", notes)
         return variant
+
+    def _note_draft_tokens(self, why: str, notes: list[str]) -> None:
+        """A length of drafts was asked for, and there are none."""
+        if self.request.draft_tokens is not None:
+            notes.append(f"--draft-tokens {self.request.draft_tokens} is without effect: {why}")
+
+    def _why_undrafted(self, choice: Drafting, template: Launch) -> str:
+        """Why nothing drafts, where it was not given up for memory."""
+        if choice is Drafting.OFF:
+            return "drafting is off"
+        if self._drafted(template, automatic=False) is None:
+            return "neither this model nor a file beside it drafts with this engine"
+        return "nothing drafts here unless it is asked for (--draft on)"
 
     def _drafted(self, template: Launch, *, automatic: bool) -> Launch | None:
         """The launch with the model's own blocks, else with a file beside it; None where neither can draft.
@@ -322,7 +360,7 @@ class Planner:
             if with_draft.fits(with_draft.launch(enough, slots)):
                 return None
             if without.fits(without.launch(without.least_window(), slots)):
-                return f"no window of {enough} tokens would fit"
+                return f"no window of {enough:,} tokens would fit"
         lost = not self._is_possible(with_draft) and self._is_possible(without)
         return "nothing would fit" if lost else None
 
@@ -343,6 +381,8 @@ class Planner:
         on_host = on_card.changed(template=replace(on_card.template, projector_on_card=False))
         if choice is ProjectorPlace.HOST and self._on_card:
             return on_host
+        if self.request.projector is ProjectorPlace.CARD and not self._on_card:
+            notes.append("projector in host memory: there is no card")
         why = (
             self._why_on_host(on_card, on_host) if choice is ProjectorPlace.AUTO and self._on_card else None
         )
@@ -360,7 +400,7 @@ class Planner:
         near, far = (each.largest_window(slots) or 0 for each in (on_card, on_host))
         if far and not belongs_on_host(ProjectorTrial(0, 0, near), ProjectorTrial(0, 0, far)):
             return None
-        return f"it would cost {far - near} tokens of the window" if near else "nothing would fit"
+        return f"it would cost {far - near:,} tokens of the window" if near else "nothing would fit"
 
     # --- size -----------------------------------------------------------------------------------------------------
 
@@ -371,23 +411,29 @@ class Planner:
         several = context >= DEFAULT_PARALLEL * PAGE_TOKENS and not self._is_stretched(variant)
         usual = DEFAULT_PARALLEL if several else 1
         for slots in (given,) if given is not None else dict.fromkeys((usual, 1)):
-            checks.check_context(context, slots, variant.limit_tokens, self.facts)
+            checks.check_context(
+                context, slots, variant.limit_tokens, self.facts, was_asked=given is not None
+            )
             launch = variant.with_context(context, slots)
             if variant.fits(launch):
                 if given is None and slots > 1:
-                    notes.append(f"{slots} slots, as no number was asked for")
+                    notes.append(unasked_slots_note(slots))
+                _note_padding(launch, context, notes)
                 return variant, launch
             offloaded = self._offloaded(variant, -(-context // slots), slots)
             if offloaded is not None:
                 notes.append("a part of the model in host memory")
-                return offloaded, offloaded.with_context(context, slots)
+                launch = offloaded.with_context(context, slots)
+                _note_padding(launch, context, notes)
+                return offloaded, launch
         raise self._too_large(variant, launch)
 
     def _with_tier(self, variant: Variant, room: TierRoom, notes: list[str]) -> tuple[Variant, Launch]:
         """The context that was asked for, or all there can be, with a part of it in host memory where it must."""
         slots = self._slots_asked()
         context = self.request.context_tokens or variant.limit_tokens * slots
-        checks.check_context(context, slots, variant.limit_tokens, self.facts)
+        given = self.request.parallel is not None
+        checks.check_context(context, slots, variant.limit_tokens, self.facts, was_asked=given)
         found, launch, way = tiered(variant, room, context, slots)
         if launch.line_tokens:
             notes += way.reasons
@@ -396,13 +442,15 @@ class Planner:
         return found, launch
 
     def _as_large_as_fits(self, variant: Variant, notes: list[str]) -> tuple[Variant, Launch]:
-        given = self.request.parallel
+        given, unused = self.request.parallel, list[str]()
         if given is not None:
             window, slots = variant.largest_window(given), given
         else:
             policy = self.request.slot_policy or self.policy.slot_policy
             chosen = self._slots(policy, variant)
             window, slots = chosen.window_tokens or None, chosen.slots or 1
+            if chosen.unused_tokens:
+                unused = [unused_note(chosen.unused_tokens)]
         resident = variant.largest_window(given or 1)
         useful = offload.useful_window(variant)
         # Where nothing fits otherwise, a window that is not useful is better than none.
@@ -410,31 +458,45 @@ class Planner:
         for target in targets if (resident or 0) < useful else ():
             offloaded = self._offloaded(variant, target, given or 1)
             if offloaded is not None:
-                notes.append(f"a part of the model in host memory, for a window of {target} tokens")
+                notes.append(f"a part of the model in host memory, for a window of {target:,} tokens")
                 return offloaded, offloaded.launch(target, given or 1)
         if window is None:
             raise self._too_large(variant, variant.launch(variant.least_window(), slots))
+        notes += unused
         return variant, variant.launch(window, slots)
 
     @staticmethod
     def _slots(policy: SlotPolicy, variant: Variant) -> SlotPlan:
         limit = variant.limit_tokens
+        whole = policy is SlotPolicy.WINDOW and variant.largest_window(1) == limit
         return automatic_slots(
             policy,
             lambda n: variant.largest_window(n) or 0,
             limit,
             holds_limit=lambda n: variant.fits(variant.launch(limit, n)),
+            pool=variant.pool_tokens if whole else None,
         )
 
     def _offloaded(self, variant: Variant, window: int, slots: int) -> Variant | None:
         allowed = (self.request.offload or self.policy.offload) is Offload.ALLOWED
         if not allowed or not self._on_card or self.request.places_by_hand:
             return None
-        return offload.least_offload(variant, window, slots, self.request.micro_batch_tokens)
+        micro_batch = self.request.micro_batch_tokens
+        if self.request.batch_tokens is not None:
+            micro_batch = (
+                variant.template.micro_batch_tokens
+            )  # a larger one would need a larger batch than asked for
+        return offload.least_offload(variant, window, slots, micro_batch)
 
     def _too_large(self, variant: Variant, launch: Launch) -> LlmError:
         by_hand = self.request.places_by_hand
-        return refusal.too_large(variant, launch, self.card_kind, may_offload=not by_hand)
+        return refusal.too_large(
+            variant,
+            launch,
+            self.card_kind,
+            may_offload=not by_hand,
+            asked_tokens=self.request.context_tokens,
+        )
 
     # --- small answers ----------------------------------------------------------------------------------------------
 
@@ -458,3 +520,10 @@ class Planner:
         if variant.fits(launch):
             return True
         return self._offloaded(variant, -(-launch.context_tokens // slots), slots) is not None
+
+
+def _note_padding(launch: Launch, asked_tokens: int, notes: list[str]) -> None:
+    if launch.context_tokens != asked_tokens:
+        notes.append(
+            f"{launch.context_tokens:,} tokens instead of {asked_tokens:,}: whole cells for each slot"
+        )

@@ -149,14 +149,14 @@ class Comparison:
     def report(self) -> str:
         """What differs, with both ledgers; one line where nothing does."""
         if self.agrees:
-            return f"our arithmetic and the engine's agree within {TOLERANCE:.0%}"
+            return f"the totals agree within {TOLERANCE * 100:.0f} %"
         found = ", ".join(
-            f"{each.place} {each.fraction:+.1%} ({_mib(each.ours_bytes)} against {_mib(each.engine_bytes)} MiB)"
+            f"{each.place} {each.fraction * 100:+.1f} % ({_mib(each.ours_bytes)} against {_mib(each.engine_bytes)} MiB)"
             for each in self.differences
         )
         ours = "; ".join(self.ours.lines())
         engine = "; ".join(self.engine.lines())
-        return f"our arithmetic differs from the engine's: {found}. Ours: {ours}. The engine's: {engine}"
+        return f"our totals differ from the engine's: {found}. Ours: {ours}. The engine's: {engine}"
 
 
 def may_run(

@@ -174,7 +174,7 @@ class _Order:
                 ),
             ]
         formula = "all tensors but the token embedding"
-        if facts.output_is_tied:
+        if facts.output_is_copied:
             formula += ", and its copy as output"
         return [
             _item("weights", Place.CARD, split.card, formula),
@@ -394,7 +394,7 @@ class _Order:
                 "output buffer",
                 place,
                 compute.output_buffer_bytes(facts, shape.slots),
-                f"{shape.slots} x {facts.vocabulary_size} words x 4 B",
+                f"{shape.slots} {'slot' if shape.slots == 1 else 'slots'} x {facts.vocabulary_size:,} vocabulary x 4 B",
             )
         ]
         items += self.checkpoints(place)

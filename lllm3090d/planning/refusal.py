@@ -13,12 +13,18 @@ from lllm3090d.planning import cache, offload
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.quote import Launch, Place, Quote
 from lllm3090d.planning.search import Variant
+from lllm3090d.planning.slots import most_slots
 from lllm3090d.planning.split import DeviceSplit
-from lllm3090d.planning.units import MIB, mib_ceil
+from lllm3090d.planning.units import MIB, mib_tenths, mib_text, tenths_text
 
 
 def too_large(
-    variant: Variant, launch: Launch, card_kind: CardKind, *, may_offload: bool = True
+    variant: Variant,
+    launch: Launch,
+    card_kind: CardKind,
+    *,
+    may_offload: bool = True,
+    asked_tokens: int | None = None,
 ) -> LlmError:
     """The refusal of a launch that does not fit: INSUFFICIENT_MEMORY with its ledger and remedies.
 
@@ -27,25 +33,29 @@ def too_large(
         launch: the launch that is refused.
         card_kind: whose memory is too small.
         may_offload: nobody gave the placement, so that it can be left to the planner.
+        asked_tokens: context of all slots that was asked for; None where it was open.
     """
     facts, quote = variant.facts, variant.price(launch)
     beside = card_kind is not CardKind.CPU and variant.fits_card(launch)
     place, room = (Place.HOST, variant.room.host or 0) if beside else (Place.CARD, variant.room.card)
     where = "host memory" if beside or card_kind is CardKind.CPU else "the card"
+    gives = f"{where} can give {{}} MiB now"
+    if variant.room.giver and not beside:
+        gives = f"{variant.room.giver} can give {{}} MiB"
     needed = quote.total_bytes(place)
     smallest = variant.price(variant.launch(variant.least_window(), launch.parallel)).total_bytes(place)
-    remedies, details = _remedies(variant, launch, may_offload=may_offload)
+    remedies, details = _remedies(variant, launch, asked_tokens, may_offload=may_offload)
     split = None if beside else variant.split(launch)
     missing = needed - room
     asked = (
-        f"{facts.title or facts.architecture} with {launch.context_tokens} tokens of context in"
+        f"{facts.title or facts.architecture} with {launch.context_tokens:,} tokens of context in"
         f" {slots_text(launch.parallel)}"
     )
     if split is None:
-        needed_mib, grantable_mib = mib_ceil(needed), room // MIB
+        need, grant = mib_tenths(needed), room * 10 // MIB
         message = (
-            f"{asked} needs {needed_mib} MiB ({_sum_in_mib(quote, place)});"
-            f" {where} can give {grantable_mib} MiB now, so {needed_mib - grantable_mib} MiB are missing."
+            f"{asked} needs {tenths_text(need)} MiB ({_sum_in_mib(quote, place)});"
+            f" {gives.format(tenths_text(grant))}, so {tenths_text(need - grant)} MiB are missing."
         )
     else:
         rooms = {card.name: card.free_bytes for card in variant.room.cards}
@@ -58,7 +68,7 @@ def too_large(
         ErrorCode.INSUFFICIENT_MEMORY,
         message,
         hint=" ".join(remedies),
-        items=_items(quote),
+        items=item_details(quote),
         context_tokens=launch.context_tokens,
         parallel=launch.parallel,
         cache_type_k=str(launch.cache_type_k),
@@ -71,7 +81,8 @@ def too_large(
     )
 
 
-def _items(quote: Quote) -> list[dict[str, Any]]:
+def item_details(quote: Quote) -> list[dict[str, Any]]:
+    """The ledger for a program."""
     return [
         {
             "name": item.name,
@@ -87,8 +98,8 @@ def _items(quote: Quote) -> list[dict[str, Any]]:
 def _cards_text(split: DeviceSplit, rooms: Mapping[str, int]) -> str:
     """What each card would take with the best shares, and can give."""
     return "; ".join(
-        f"{name} would take {mib_ceil(ledger.total_bytes(Place.CARD))} MiB"
-        f" ({_sum_in_mib(ledger, Place.CARD)}) and can give {max(0, rooms[name]) // MIB} MiB"
+        f"{name} would take {mib_text(ledger.total_bytes(Place.CARD))} MiB"
+        f" ({_sum_in_mib(ledger, Place.CARD)}) and can give {tenths_text(max(0, rooms[name]) * 10 // MIB)} MiB"
         for name, ledger in zip(split.devices, split.ledgers, strict=True)
     )
 
@@ -101,7 +112,7 @@ def _cards(split: DeviceSplit, rooms: Mapping[str, int]) -> list[dict[str, Any]]
             "layers": share,
             "needed_bytes": ledger.total_bytes(Place.CARD),
             "grantable_bytes": rooms[name],
-            "items": _items(ledger),
+            "items": item_details(ledger),
         }
         for name, share, ledger in zip(split.devices, split.shares, split.ledgers, strict=True)
     ]
@@ -118,14 +129,16 @@ def _sum_in_mib(quote: Quote, place: Place) -> str:
     so_far = 0
     for item in quote.items:
         if item.place is place:
-            shown = mib_ceil(so_far + item.bytes) - mib_ceil(so_far)
+            shown = mib_tenths(so_far + item.bytes) - mib_tenths(so_far)
             so_far += item.bytes
             if shown:
-                parts.append(f"{item.name} {shown}")
+                parts.append(f"{item.name} {tenths_text(shown)}")
     return " + ".join(parts)
 
 
-def _remedies(variant: Variant, launch: Launch, *, may_offload: bool) -> tuple[list[str], dict[str, Any]]:
+def _remedies(
+    variant: Variant, launch: Launch, asked_tokens: int | None, *, may_offload: bool
+) -> tuple[list[str], dict[str, Any]]:
     """Sentences for a person and figures for a program; a figure is None where nothing fits."""
     sentences: list[str] = []
     details: dict[str, Any] = {"largest_context_tokens": None, "largest_parallel": None}
@@ -133,22 +146,52 @@ def _remedies(variant: Variant, launch: Launch, *, may_offload: bool) -> tuple[l
     if window is not None:
         largest = variant.launch(window, launch.parallel).context_tokens
         details["largest_context_tokens"] = largest
-        sentences.append(f"{largest} tokens of context would fit in {slots_text(launch.parallel)}.")
-    else:
-        least = variant.least_window()
-        fewer = (n for n in range(launch.parallel - 1, 0, -1) if variant.fits(variant.launch(least, n)))
-        slots = next(fewer, None)
-        if slots is not None:
-            details["largest_parallel"] = slots
-            sentences.append(f"{slots_text(slots)} would fit.")
+        sentences.append(
+            f"{largest:,} tokens of context would fit in {slots_text(launch.parallel)} (--context {largest})."
+        )
+    elif asked_tokens is None or not _add_fewer_slots(variant, launch, asked_tokens, sentences, details):
+        _add_least_slots(variant, launch, asked_tokens, sentences, details)
     if _q8_0_is_smaller(launch):
         _add_q8_0(variant, launch, window, sentences, details)
     _add_lighter(variant, launch, sentences, details)
     if may_offload and variant.backend is not Backend.CPU:
         _add_offload(variant, launch, sentences, details)
     if not sentences:
-        sentences.append(_nothing_fits(variant))
+        sentences.append(_nothing_fits(variant, may_offload=may_offload))
     return sentences, details
+
+
+def _add_fewer_slots(
+    variant: Variant, launch: Launch, asked_tokens: int, sentences: list[str], details: dict[str, Any]
+) -> bool:
+    """Say how many slots would do for the context that was asked for; whether any would."""
+    slots = most_slots(launch.parallel - 1, lambda n: variant.fits(variant.with_context(asked_tokens, n)))
+    if slots * variant.limit_tokens < max(1, asked_tokens):
+        return False
+    details["largest_parallel"] = slots
+    sentences.append(f"{slots_text(slots)} would fit (--parallel {slots}).")
+    return True
+
+
+def _add_least_slots(
+    variant: Variant,
+    launch: Launch,
+    asked_tokens: int | None,
+    sentences: list[str],
+    details: dict[str, Any],
+) -> None:
+    """Say how many slots of the least window would do, with less context than was asked for."""
+    least = variant.least_window()
+    slots = most_slots(launch.parallel - 1, lambda n: variant.fits(variant.launch(least, n)))
+    if not slots:
+        return
+    details["largest_parallel"] = slots
+    how = f"--parallel {slots}"
+    if asked_tokens is not None:
+        largest = variant.launch(least, slots).context_tokens
+        details["context_tokens_with_largest_parallel"] = largest
+        how += f" --context {largest}"
+    sentences.append(f"{slots_text(slots)} would fit ({how}).")
 
 
 def _add_lighter(variant: Variant, launch: Launch, sentences: list[str], details: dict[str, Any]) -> None:
@@ -198,16 +241,28 @@ def _add_q8_0(
         replace(q8_0, context_tokens=launch.context_tokens, parallel=launch.parallel, draft=launch.draft)
     ):
         details["fits_with_q8_0"] = True
-        sentences.append(f"With cache type {CacheType.Q8_0} it would fit as asked.")
+        sentences.append(
+            f"With cache type {CacheType.Q8_0} (--cache-type {CacheType.Q8_0}) it would fit as asked."
+        )
         return
     details["fits_with_q8_0"] = False
     largest = smaller.largest_window(launch.parallel)
     if largest is not None and largest > (window or 0):
         tokens = smaller.launch(largest, launch.parallel).context_tokens
         details["largest_context_tokens_with_q8_0"] = tokens
-        sentences.append(f"With cache type {CacheType.Q8_0}, {tokens} tokens would fit.")
+        sentences.append(
+            f"With --cache-type {CacheType.Q8_0} {tokens:,} tokens would fit (--context {tokens})."
+        )
 
 
-def _nothing_fits(variant: Variant) -> str:
-    least = mib_ceil(variant.need_bytes(variant.launch(variant.least_window(), 1)))
+def _nothing_fits(variant: Variant, *, may_offload: bool) -> str:
+    window = variant.least_window()
+    least = mib_text(variant.need_bytes(variant.launch(window, 1)))
+    if may_offload and variant.backend is not Backend.CPU:
+        offloaded = offload.least_offload(variant, window, 1, variant.template.micro_batch_tokens)
+        if offloaded is not None:
+            return (
+                f"Even the smallest launch needs {least} MiB; with a part of the model in host memory"
+                f" (--offload allowed --context {window} --parallel 1) it would fit."
+            )
     return f"Even the smallest launch needs {least} MiB: choose a smaller model."

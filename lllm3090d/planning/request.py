@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning.cache import CacheType
@@ -24,6 +26,7 @@ __all__ = [
     "RopeScaling",
     "SlotPolicy",
     "TierRoom",
+    "option_of",
 ]
 
 
@@ -99,6 +102,26 @@ class PlanRequest:
         return self.gpu_layers is not None or self.cpu_experts is not None or self.cache_on_host
 
 
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "context_tokens": "--context",
+        "drafting": "--draft",
+        "batch_tokens": "--batch",
+        "micro_batch_tokens": "--micro-batch",
+        "tiered": "--tier",
+        "cache_type_k": "--cache-type",
+        "cache_type_v": "--cache-type",
+        "desktop": "--desktop",
+        "arguments": "arguments for the engine",
+    }
+)
+
+
+def option_of(field_name: str) -> str:
+    """What a person writes for a field of a request; a test holds it against the client's options."""
+    return _OPTIONS.get(field_name, "--" + field_name.replace("_", "-"))
+
+
 @dataclass(frozen=True, slots=True)
 class TierRoom:
     """What a tier needs to know of the machine.
@@ -152,8 +175,10 @@ class Room:
         host: beside a card; None where nobody limits it.
         cards: each card of a machine with several, in the order of the engine's names; ``card`` is then without
             effect. One is like none: there is nothing to choose.
+        giver: a card that is only thought of, for a person; empty for what this machine has now.
     """
 
     card: int
     host: int | None = field(default=None)
     cards: tuple[DeviceRoom, ...] = ()
+    giver: str = ""

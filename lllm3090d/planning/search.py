@@ -21,6 +21,7 @@ from lllm3090d.planning.split import DeviceSplit, Division
 from lllm3090d.planning.split_search import best_excess_bytes, best_split
 from lllm3090d.planning.units import PAGE_TOKENS, round_up
 
+MOST_POOL_TOKENS = 1 << 24  # of one slot, that a search looks for
 SPARE_STEPS = 2  # that a search may lose to a price that is no straight line
 
 
@@ -127,6 +128,15 @@ class Variant:
             )
             self._windows[slots] = min(pages * PAGE_TOKENS, limit) if pages else None
         return self._windows[slots]
+
+    def pool_tokens(self, slots: int) -> int:
+        """Tokens that so many slots could hold together, were the model's window without a limit.
+
+        0 where a context takes nothing, or so little that the number would say nothing.
+        """
+        endless = replace(self, limit_tokens=MOST_POOL_TOKENS, _windows={})
+        window = endless.largest_window(slots) or 0
+        return slots * window if window < MOST_POOL_TOKENS else 0
 
     def least_window(self) -> int:
         """What a slot has at least: a page, or all there can be."""

@@ -161,7 +161,7 @@ def check_count(count: int) -> None:
         raise LlmError(
             ErrorCode.INVALID_REQUEST,
             f"parallel must be at least 1, not {count}.",
-            hint="Leave parallel out to let the planner choose.",
+            hint="Leave --parallel out to let the planner choose.",
             parallel=count,
         )
 
@@ -176,6 +176,19 @@ def most_slots(limit: int, fits: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def unasked_slots_note(slots: int) -> str:
+    """That a total was asked for, and the number of slots is ours."""
+    return f"{slots} slots, as no number was asked for"
+
+
+def unused_note(unused_tokens: int) -> str:
+    """What the policy ``window`` leaves."""
+    return (
+        f"{unused_tokens:,} more tokens of context would fit and are not used: every slot already has the longest"
+        " window (--parallel N asks for more slots)"
+    )
 
 
 def _balanced(window: WindowOf) -> int:
@@ -224,7 +237,7 @@ def _too_many(count: int, most: int) -> LlmError:
         hint = "Not even one slot fits: choose a smaller model."
     return LlmError(
         ErrorCode.INSUFFICIENT_MEMORY,
-        f"{slots} of at least {PAGE_TOKENS} tokens each do not fit.",
+        f"{slots} of at least {PAGE_TOKENS:,} tokens each do not fit.",
         hint=hint,
         parallel=count,
         largest_parallel=most,

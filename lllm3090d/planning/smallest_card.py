@@ -8,7 +8,7 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import Planner
 from lllm3090d.planning.quote import Place
-from lllm3090d.planning.request import Offload, Room
+from lllm3090d.planning.request import Drafting, Offload, Room
 from lllm3090d.planning.units import PAGE_TOKENS, round_up
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
 
@@ -51,7 +51,8 @@ def agent_window_tokens(trained_context_tokens: int) -> int | None:
 def smallest_card(planner: Planner, *, driver_bytes: int, desktop_bytes: int) -> SmallestCard | None:
     """The smallest card for an agent with everything on it, in one slot; None where no card helps.
 
-    What was asked for beside size and placement holds for it too: type of the cache, drafting, projector.
+    What was asked for beside size and placement holds for it too: type of the cache, drafting, projector. Drafting
+    that nobody insists on is no reason for a larger card: the planner gives it up where the window would not fit.
 
     Args:
         planner: the question, for a card of any size.
@@ -72,10 +73,17 @@ def smallest_card(planner: Planner, *, driver_bytes: int, desktop_bytes: int) ->
         rope_scaling=None,
         tiered=False,
     )
+    drafting = request.drafting or planner.policy.drafting
+    choices = (Drafting.AUTO, Drafting.OFF) if drafting is Drafting.AUTO else (drafting,)
     try:
-        plan = replace(planner, request=request, room=Room(ENOUGH_BYTES)).plan()
+        needs = [_need_bytes(replace(planner, request=replace(request, drafting=each))) for each in choices]
     except LlmError as error:
         if error.code is ErrorCode.UNSUPPORTED_COMBINATION:
             return None  # asked for like this, no card has such a window
         raise
-    return SmallestCard(window, plan.quote.total_bytes(Place.CARD), driver_bytes + desktop_bytes)
+    return SmallestCard(window, min(needs), driver_bytes + desktop_bytes)
+
+
+def _need_bytes(planner: Planner) -> int:
+    """What the launch takes of a card that can hold anything."""
+    return replace(planner, room=Room(ENOUGH_BYTES)).plan().quote.total_bytes(Place.CARD)

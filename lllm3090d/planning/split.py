@@ -396,6 +396,6 @@ def _layer_weights(facts: CheckpointFacts, where: Placement, backend: Backend) -
         weights = layer.weights.without_experts if moved else layer.weights.all
         sizes.append(weights.in_memory(memory) if where.with_mtp or not layer.is_mtp else 0)
     output = total((tables.output, tables.output_other))
-    if facts.output_is_tied:
+    if facts.output_is_copied:
         output += tables.token_embedding  # its own copy on the card
     return (*sizes, output.in_memory(memory))

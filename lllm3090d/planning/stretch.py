@@ -55,8 +55,8 @@ def stretch(facts: CheckpointFacts, scaling: RopeScaling, window_tokens: int | N
     name = facts.title or facts.architecture
     if scaling is RopeScaling.LINEAR:
         raise _refused(
-            f"{name} cannot serve a window of {window_tokens} tokens with linear scaling: the engine caps every"
-            f" slot at the trained {trained} tokens unless positions are scaled by YaRN",
+            f"{name} cannot serve a window of {window_tokens:,} tokens with linear scaling: the engine caps every"
+            f" slot at the trained {trained:,} tokens unless positions are scaled by YaRN",
             "Ask for YaRN (--rope-scaling yarn).",
         )
     if facts.rope is None:
@@ -66,8 +66,8 @@ def stretch(facts: CheckpointFacts, scaling: RopeScaling, window_tokens: int | N
     ceiling = context_ceiling(trained, scaling, window_tokens)
     if window_tokens > ceiling:
         raise _refused(
-            f"a window of {window_tokens} tokens is more than {MAX_ROPE_FACTOR} times the trained {trained}",
-            f"Ask for at most {ceiling} tokens in each slot.",
+            f"a window of {window_tokens:,} tokens is more than {MAX_ROPE_FACTOR} times the trained {trained:,}",
+            f"Ask for at most {ceiling:,} tokens in each slot.",
         )
     # A file that claims a longer context before any stretching than it was trained for is not believed.
     original = min(facts.rope.original_context_tokens, trained)
@@ -77,9 +77,9 @@ def stretch(facts: CheckpointFacts, scaling: RopeScaling, window_tokens: int | N
     reached = reached_tokens(original, factor)
     if reached < window_tokens:
         raise _refused(
-            f"a window of {window_tokens} tokens is more than {MAX_ROPE_FACTOR} times the {original} that {name} had"
-            " before any stretching",
-            f"Ask for at most {max(trained, reached)} tokens in each slot.",
+            f"a window of {window_tokens:,} tokens is more than {MAX_ROPE_FACTOR} times the {original:,} that {name}"
+            " had before any stretching",
+            f"Ask for at most {max(trained, reached):,} tokens in each slot.",
         )
     return Stretch(scaling, factor, original, reached)
 

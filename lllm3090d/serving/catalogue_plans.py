@@ -19,13 +19,14 @@ from lllm3090d.planning.catalogue_price import (
 from lllm3090d.planning.limits import limit
 from lllm3090d.planning.planner import CappedBy
 from lllm3090d.planning.quote import Evidence, Place, PlanPolicy
-from lllm3090d.planning.request import ProjectorPlace
+from lllm3090d.planning.request import ProjectorPlace, SlotPolicy, option_of
 from lllm3090d.planning.reserves import ReservePolicy
+from lllm3090d.planning.slots import unasked_slots_note, unused_note
 from lllm3090d.planning.smallest_card import agent_window_tokens
 from lllm3090d.planning.speeds import shown_speed
-from lllm3090d.planning.units import MIB, mib_ceil
+from lllm3090d.planning.units import MIB, mib_text, tenths_text
 from lllm3090d.planning.verdict import Verdict
-from lllm3090d.serving.empty_card import EmptyCard
+from lllm3090d.serving.empty_card import EmptyCard, giver_text
 from lllm3090d.serving.plan_views import (
     agent_view,
     budget_views,
@@ -44,9 +45,17 @@ CARD_FIELDS = frozenset({"card", "vram", "desktop", "backend"})
 
 
 def catalogue_plan(
-    entry: CatalogueEntry, card: EmptyCard, options: PlanOptions, policy: PlanPolicy, reserves: ReservePolicy
+    entry: CatalogueEntry,
+    card: EmptyCard,
+    options: PlanOptions,
+    policy: PlanPolicy,
+    reserves: ReservePolicy,
+    *,
+    notes: tuple[str, ...] = (),
 ) -> PlanView:
     """What a model of the catalogue would get on a card with nothing on it, at evidence ``catalogue``.
+
+    ``notes`` are what a person should know of the card and the engine.
 
     Raises:
         LlmError: INSUFFICIENT_MEMORY with the ledger, verdict and download; UNSUPPORTED_COMBINATION for what only a
@@ -67,14 +76,17 @@ def catalogue_plan(
             raise
         raise _too_big(entry, card, error, _verdict_of_nothing(entry, card), hint=error.hint) from error
     if not found.slots.fits:
-        need = mib_ceil(found.quote.total_bytes(Place.CARD))
+        need = mib_text(found.quote.total_bytes(Place.CARD))
+        grant = tenths_text(card.budget.grantable_bytes * 10 // MIB)
+        giver = giver_text(card) or card.profile.name
         message = (
             f"{entry.name}, which is not on disk, would need about {need} MiB for its least window;"
-            f" {card.profile.name} with nothing on it can give {card.budget.grantable_bytes // MIB} MiB."
+            f" {giver} can give {grant} MiB."
         )
         nothing = LlmError(ErrorCode.INSUFFICIENT_MEMORY, message, **_ledger(found))
         raise _too_big(entry, card, nothing, found.verdict, hint=found.advice)
-    return _view(found, card, options)
+    policy_used = options.slot_policy or policy.slot_policy
+    return _view(found, card, options, (*_slot_notes(found, options, policy_used), *notes))
 
 
 def catalogue_row(
@@ -132,15 +144,16 @@ def _check(entry: CatalogueEntry, options: PlanOptions) -> None:
     if asked:
         raise LlmError(
             ErrorCode.UNSUPPORTED_COMBINATION,
-            f"{entry.name} is not on disk, and without its header nobody can tell what {', '.join(asked)} would"
-            f" change: a preview knows context, slots and a {CacheType.Q8_0} cache.",
+            f"{entry.name} is not on disk, and without its header nobody can tell what"
+            f" {', '.join(map(option_of, asked))} would change: a preview knows context, slots and a {CacheType.Q8_0}"
+            " cache.",
             hint=f"Leave it out, or download the model first: {entry.repository}, {entry.file}.",
             model=entry.id,
             fields=asked,
         )
 
 
-def _view(found: Preview, card: EmptyCard, options: PlanOptions) -> PlanView:
+def _view(found: Preview, card: EmptyCard, options: PlanOptions, notes: tuple[str, ...]) -> PlanView:
     entry, slots = found.entry, found.slots
     by = CappedBy.MODEL if slots.is_limited_by_model else CappedBy.MEMORY
     if options.context_tokens is not None:
@@ -171,6 +184,7 @@ def _view(found: Preview, card: EmptyCard, options: PlanOptions) -> PlanView:
         ),
         notes=(
             "a preview of a model that is not on disk, at the weakest evidence; its header will tell more",
+            *notes,
         ),
         agent=agent_view(slots.window_tokens, slots.slots),
         projector=ProjectorPlace.CARD if entry.has_projector else None,
@@ -179,7 +193,19 @@ def _view(found: Preview, card: EmptyCard, options: PlanOptions) -> PlanView:
         smallest_card=_smallest(found, card),
         speed=speed_view(shown_speed(entry.speeds, card.profile, card.backend)),
         download=download_view(entry),
+        badges=entry.badges,
     )
+
+
+def _slot_notes(found: Preview, options: PlanOptions, policy: SlotPolicy) -> tuple[str, ...]:
+    """As a plan by the header has them."""
+    slots = found.slots
+    if options.context_tokens is not None and options.parallel is None and slots.slots > 1:
+        return (unasked_slots_note(slots.slots),)
+    chosen = options.context_tokens is None and options.parallel is None and policy is SlotPolicy.WINDOW
+    if chosen and slots.is_limited_by_model and slots.unused_tokens:
+        return (unused_note(slots.unused_tokens),)
+    return ()
 
 
 def _one_slot(found: Preview) -> tuple[AlternativeView, ...]:

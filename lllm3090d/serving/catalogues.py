@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lllm3090d.checkpoints.catalogue import Catalogue, CatalogueEntry, load_catalogue, packaged_catalogue
+from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.settings import Settings
+
+NOT_ON_DISK = frozenset({ErrorCode.UNKNOWN_MODEL, ErrorCode.NO_MODELS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,26 @@ class KnownModels:
         """The entries whose directory is not in the library, in the order of the catalogue."""
         there = {checkpoint.path.parent.name.casefold() for checkpoint in checkpoints}
         return tuple(entry for entry in self.catalogue.entries if entry.name.casefold() not in there)
+
+
+def not_on_disk(name: str, known: KnownModels, models_dir: Path, error: LlmError) -> LlmError:
+    """The error for a model that is in the catalogue alone; the one that was found where it is not even there."""
+    try:
+        entry = known.named(name)
+    except LlmError:
+        entry = None  # it fits several of the catalogue: that says less than what is on disk
+    if entry is None:
+        return error
+    files = entry.file if entry.projector_file is None else f"{entry.file} and {entry.projector_file}"
+    place = printable(models_dir / entry.name)
+    return LlmError(
+        ErrorCode.UNKNOWN_MODEL,
+        f"{entry.name} is not on disk; it is to be had from {entry.repository}.",
+        hint=f"Put {files} into {place}/.",
+        name=entry.name,
+        repository=entry.repository,
+        files=[each for each in (entry.file, entry.projector_file) if each is not None],
+    )
 
 
 def known_models(settings: Settings) -> KnownModels:

@@ -120,7 +120,7 @@ class Effects:
             failure = LlmError(
                 ErrorCode.ENGINE_FAILED,
                 f"the unit {unit} could not be started: systemd's job ended with {result}",
-                hint=f"See: journalctl --user -u {unit}",
+                hint=f"See: journalctl --user-unit {unit}",
                 unit=unit,
             )
             self._submit(StartFinished(effect.run, failure))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.profiles import (
+    ANY_CARD,
     CardProfile,
     absent_profile,
     capacity_profile,
@@ -15,6 +16,7 @@ from lllm3090d.gpus.profiles import (
     profile_of,
 )
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
+from lllm3090d.planning.request import option_of
 from lllm3090d.planning.reserves import (
     Budget,
     BudgetLine,
@@ -155,6 +157,30 @@ def wished(body: PlanBody, machine: Machine, host_total_bytes: int, policy: Rese
     )
 
 
+def assumed_card(body: PlanBody, card: EmptyCard, here: Card) -> tuple[str, ...]:
+    """A note where a card was borrowed, as this machine has none and nobody named one."""
+    if here.kind is not CardKind.CPU or card.kind is CardKind.CPU or body.card or body.vram:
+        return ()
+    return (f"this machine has no card: {card.profile.name} is assumed",)
+
+
+def assumed_build(card: EmptyCard, backend: Backend) -> tuple[str, ...]:
+    """A note where the engine that is here computes on something else than the plan counts on."""
+    if backend is card.backend or card.kind is CardKind.CPU:
+        return ()
+    return (f"the engine of this machine computes on {backend}: a build for {card.backend} is assumed",)
+
+
+def giver_text(card: EmptyCard) -> str:
+    """A card with nothing on it but a desktop, as the subject of a sentence; empty for host memory."""
+    if card.kind is CardKind.CPU:
+        return ""
+    name, desktop = card.profile.name, card.desktop_active is not False
+    if name.startswith(ANY_CARD):
+        return f"a card{name.removeprefix(ANY_CARD)}{' and a desktop' if desktop else ''}"
+    return f"{name} with {'nothing but a desktop' if desktop else 'nothing'} on it"
+
+
 def _check(body: PlanBody) -> None:
     if body.card is not None and body.vram is not None:
         raise LlmError(
@@ -169,10 +195,12 @@ def _check(body: PlanBody) -> None:
     given = {"card": body.card, "vram": body.vram, "desktop": body.desktop or None}
     excess = [name for name, value in given.items() if value is not None]
     if excess:
+        named = " and ".join(map(option_of, excess))
+        mean = "means" if len(excess) == 1 else "mean"
         raise LlmError(
             ErrorCode.INVALID_REQUEST,
-            f"With backend cpu host memory takes the card's place, and {' and '.join(excess)} means a card.",
-            hint=f"Leave out {' and '.join(excess)}, or ask for backend cuda or vulkan.",
+            f"With backend cpu host memory takes the card's place, and {named} {mean} a card.",
+            hint=f"Leave out {named}, or ask for --backend cuda or vulkan.",
             fields=excess,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from lllm3090d.engines.binaries import binaries_digest
@@ -18,6 +19,9 @@ from lllm3090d.settings import Settings
 from lllm3090d.store import Store
 
 log = logging.getLogger(__name__)
+
+# A CUDA build answers in about a second; what takes longer is told as being asked, and known the next time.
+LIST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,14 @@ class Engines:
         return select(self._settings())
 
     def all(self) -> tuple[EngineState, ...]:
-        """Every build, best rank first, each asked what it can do. Raises ENGINE_NOT_FOUND as :func:`finds`."""
-        return tuple(self._state(found) for found in finds(self._settings()))
+        """Every build, best rank first, all asked at once what they can do; for at most LIST_WAIT_S.
+
+        Raises:
+            LlmError: ENGINE_NOT_FOUND as :func:`finds`.
+        """
+        asked = [(found, self._ask(found)) for found in finds(self._settings())]
+        wait([answer for _, (_, answer) in asked], timeout=LIST_WAIT_S)
+        return tuple(_told(found, build, answer) for found, (build, answer) in asked)
 
     def named(self, name: str) -> EngineState:
         """One build by its name, offered or not.
@@ -98,10 +108,19 @@ class Engines:
         if name is not None:
             found = find_named(finds(settings), name)
             kind = found.kind
-            self._probes.get(usable(found))
+            self._probes.get(usable(found), again=True)
         write_choice(settings.state_dir, None if kind is BuildKind.MANAGED else name)
         log.info("an engine was chosen", extra={"engine": name or "automatic"})
         return self.selection()
+
+    def _ask(self, found: Find) -> tuple[Build | None, Future[Capabilities]]:
+        try:
+            build = usable(found)
+        except LlmError as error:
+            refused: Future[Capabilities] = Future()
+            refused.set_exception(error)
+            return None, refused
+        return build, self._probes.ask_ahead(build)
 
     def _state(self, found: Find) -> EngineState:
         build = None
@@ -110,6 +129,22 @@ class Engines:
             return EngineState(found, build, self._probes.get(build), None)
         except LlmError as error:
             return EngineState(found, build, None, error)
+
+
+def _told(found: Find, build: Build | None, answer: Future[Capabilities]) -> EngineState:
+    """What came of asking a build."""
+    if build is not None and not answer.done():
+        problem = LlmError(
+            ErrorCode.ENGINE_UNUSABLE,
+            f"{build.server} has not answered for {LIST_WAIT_S:g} s and is still being asked what it can do.",
+            hint="List the engines again in a while.",
+            path=str(build.server),
+        )
+        return EngineState(found, build, None, problem)
+    try:
+        return EngineState(found, build, answer.result(), None)
+    except LlmError as error:
+        return EngineState(found, build, None, error)
 
 
 def release_tag(tag: str | None, capabilities: Capabilities | None) -> str | None:

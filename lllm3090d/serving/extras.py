@@ -12,10 +12,11 @@ from lllm3090d.engines.extra_arguments import (
     extra_arguments,
     merged,
 )
+from lllm3090d.engines.options import canonical
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.events import LoadRequested
-from lllm3090d.serving.running import mismatch
+from lllm3090d.serving.running import HOST_CACHE, ONE_POOL, mismatch, shown
 
 
 def extra_of(event: LoadRequested, table: Mapping[str, Sequence[str]]) -> ExtraArguments:
@@ -38,34 +39,68 @@ def asked_of(event: LoadRequested, extra: ExtraArguments) -> PlanRequest:
     return merged(event.request, extra.request)
 
 
-def lacking(plan: Plan, given: Sequence[str], event: LoadRequested) -> str | None:
-    """What a running launch lacks of a load, in words; None where it has all. The settings ask for nothing here.
+def wish_of(event: LoadRequested) -> PlanRequest:
+    """What a load itself asks for, its arguments included; the settings ask for nothing here.
+
+    Raises:
+        LlmError: as :func:`extra_of`.
+    """
+    return merged(event.request, _own(event).request)
+
+
+def lacking(
+    plan: Plan, given: Sequence[str], event: LoadRequested, *, asked: PlanRequest | None = None
+) -> str | None:
+    """How a running launch differs from a load, beginning with "with" or "without"; None where it has all.
+
+    The settings ask for nothing here.
 
     Args:
         plan: of what runs.
-        given: its further arguments, as :attr:`ExtraArguments.shown`.
+        given: its further arguments, as :attr:`ExtraArguments.shown`; another spelling of an option is the same.
         event: the load.
+        asked: what it was launched for, by :func:`wish_of`; None where nobody knows.
 
     Raises:
         LlmError: as :func:`extra_of`.
     """
     own = _own(event)
     check_asked_once(event.request, own)
-    differences = mismatch(plan, replace(event, request=merged(event.request, own.request)))
+    wish = replace(event, request=merged(event.request, own.request))
+    differences = mismatch(plan, wish, asked=asked)
     settings = {
         "context checkpoints": (own.context_checkpoints, plan.launch.context_checkpoints),
         "step of checkpoints": (own.checkpoint_min_step_tokens, plan.launch.checkpoint_min_step_tokens),
         "prompt cache": (own.prompt_cache_mib, plan.launch.prompt_cache_mib),
-        "tokens of an image": (own.image_max_tokens, plan.launch.image_max_tokens),
+        "tokens of an image": (
+            own.image_max_tokens if plan.with_projector else None,  # without one there are no images
+            plan.launch.image_max_tokens,
+        ),
     }
-    parts = [differences] if differences else []
-    parts += [
-        f"{what} {has} instead of {want}"
+    other = [*differences.other, *_denied(plan, own)]
+    other += [
+        f"{what} {shown(has)} instead of {shown(want)}"
         for what, (want, has) in settings.items()
         if want not in {None, has}
     ]
-    parts += [f"not started with {text}" for text in own.shown if text not in given]
-    return ", ".join(parts) or None
+    has_given = {canonical(text, event.capabilities) for text in given}
+    missing = list(differences.missing)
+    missing += [f"`{text}`" for text in own.shown if canonical(text, event.capabilities) not in has_given]
+    parts = [
+        f"{word} {', '.join(texts)}" for word, texts in (("with", other), ("without", missing)) if texts
+    ]
+    return " and ".join(parts) or None
+
+
+def _denied(plan: Plan, own: ExtraArguments) -> list[str]:
+    """What a running launch has and the arguments say no to."""
+    switches = (
+        ("unified", ONE_POOL, plan.launch.unified),
+        ("cache_on_host", HOST_CACHE, plan.launch.layers.cache_on_host),
+    )
+    return [
+        what for name, what, has in switches if has and name in own.stated and not getattr(own.request, name)
+    ]
 
 
 def _own(event: LoadRequested) -> ExtraArguments:

@@ -43,12 +43,20 @@ def inspect(lookup: Lookup, body: InspectBody) -> InspectView:
 
     Raises:
         LlmError: INVALID_REQUEST for a path that is not absolute; UNKNOWN_MODEL, AMBIGUOUS_MODEL,
-            NO_MODELS, MODELS_DIR_UNREADABLE for a name; BAD_CHECKPOINT where not even a header can be read.
+            NO_MODELS, MODELS_DIR_UNREADABLE for a name; NO_SUCH_FILE for a path;
+            BAD_CHECKPOINT where not even a header can be read.
     """
     if body.model is not None:
-        checkpoint = lookup.library().resolve(body.model)
+        checkpoint = lookup.resolve(body.model)
         return _view(lookup, checkpoint.path, checkpoint)
     path = _absolute(body.path or "")
+    if _is_missing(path):
+        raise LlmError(
+            ErrorCode.NO_SUCH_FILE,
+            f"{printable(path)} is not there.",
+            hint="Correct the path; `lllm3090ctl models` lists the models there are.",
+            path=printable(path),
+        )
     return _view(lookup, path, _owner(lookup, path))
 
 
@@ -88,6 +96,17 @@ def _absolute(text: str) -> Path:
             hint="Move the file to where its path is shorter.",
         )
     return Path(path)
+
+
+def _is_missing(path: Path) -> bool:
+    """Nothing is there; what cannot be looked at is left to the reading of the header."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _owner(lookup: Lookup, path: Path) -> Checkpoint | None:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache, ProjectorFacts
 from lllm3090d.checkpoints.header import GgufHeader
 from lllm3090d.checkpoints.header_cache import HeaderCache
@@ -18,6 +19,7 @@ from lllm3090d.checkpoints.watch import LibraryWatch
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.launch import Drafter, SpecType
+from lllm3090d.serving.catalogues import NOT_ON_DISK, known_models, not_on_disk
 from lllm3090d.serving.engines import Engines
 from lllm3090d.serving.unplanned import unplanned
 from lllm3090d.settings import Settings
@@ -129,12 +131,28 @@ class Lookup:
         """The header of any file, read when it is not known; blocks and raises as ``read_header``."""
         return self._header(path)
 
+    def resolve(self, name: str) -> Checkpoint:
+        """A model on disk by its name; blocking.
+
+        Raises:
+            LlmError: as :meth:`Library.resolve`; UNKNOWN_MODEL also says where a model of the catalogue can be had.
+        """
+        try:
+            return self.library().resolve(name)
+        except LlmError as error:
+            if error.code not in NOT_ON_DISK:
+                raise
+            raise not_on_disk(
+                name, known_models(self._settings()), self._settings().models_dir, error
+            ) from error
+
     def model(self, name: str) -> FoundModel:
         """A model by its name, whatever engine there is; blocking. Raises as :meth:`find`, but for ENGINE_..."""
-        checkpoint = self.library().resolve(name)
+        checkpoint = self.resolve(name)
         if checkpoint.problem is not None:
             raise checkpoint.problem
         facts = self.facts.get(checkpoint.shards)
+        facts = replace(facts, title=printable(checkpoint.name))  # a person knows the model by that
         problem = unplanned(checkpoint.path, checkpoint.kind, facts)
         if problem is not None:
             raise problem

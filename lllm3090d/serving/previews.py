@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from lllm3090d.engines.arguments import features
@@ -14,6 +15,7 @@ from lllm3090d.engines.dry_run import DryRuns
 from lllm3090d.engines.extra_arguments import NOTHING, ExtraArguments
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
+from lllm3090d.gpus.profiles import SYNTHETIC_ID
 from lllm3090d.gpus.readings import Card, CardKind
 from lllm3090d.planning.alternatives import alternatives
 from lllm3090d.planning.planner import Features, Plan, Planner, Room
@@ -23,10 +25,19 @@ from lllm3090d.planning.speeds import shown_speed
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving import refusals
 from lllm3090d.serving.catalogue_plans import catalogue_plan
-from lllm3090d.serving.catalogues import KnownModels, known_models
+from lllm3090d.serving.catalogues import NOT_ON_DISK, KnownModels, known_models
 from lllm3090d.serving.daemon import Daemon
-from lllm3090d.serving.empty_card import EmptyCard, Machine, emptied, is_hypothetical, wished
-from lllm3090d.serving.engine_check import Asked, engine_check
+from lllm3090d.serving.empty_card import (
+    EmptyCard,
+    Machine,
+    assumed_build,
+    assumed_card,
+    emptied,
+    giver_text,
+    is_hypothetical,
+    wished,
+)
+from lllm3090d.serving.engine_check import Asked, EngineChecks
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.extras import asked_of, extra_of
 from lllm3090d.serving.ledger import Reservation
@@ -39,7 +50,6 @@ from lllm3090d.wire import PlanBody, PlannedCardView, PlanView
 from lllm3090d.wire_plans import EngineCheckView
 
 PREVIEW_RUN = "0" * 8  # stands in a command line where a launch has its identity
-NOT_ON_DISK = frozenset({ErrorCode.UNKNOWN_MODEL, ErrorCode.NO_MODELS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ class _Question:
         ours: of our own models on it.
         notes: what a person should know of how this was asked.
         argv: the command line of a plan; () where no engine here could carry it out.
-        check: asks the engine what a plan takes; None where nobody wants to know.
+        check: asks the engine what a plan takes, without holding a thread; None where nobody wants to know.
     """
 
     model: FoundModel
@@ -74,7 +84,7 @@ class _Question:
     ours: tuple[Reservation, ...]
     notes: tuple[str, ...]
     argv: Callable[[Plan], tuple[str, ...]]
-    check: Callable[[Plan], EngineCheckView] | None = None
+    check: Callable[[Plan], Awaitable[EngineCheckView]] | None = None
 
 
 class Previews:
@@ -82,7 +92,11 @@ class Previews:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._dry_runs = DryRuns(self._store)
+
+    @cached_property
+    def _checks(self) -> EngineChecks:
+        """Made when somebody first asks for one."""
+        return EngineChecks(self._daemon.lookup, DryRuns(self._store))
 
     def _store(self) -> Store:
         return self._daemon.lookup.store()
@@ -104,7 +118,10 @@ class Previews:
                 raise
             policy, engine = daemon.scheduler.policy, await asyncio.to_thread(self._engine)
             card = self._card(body, self._machine(daemon.observe(), engine))
-            return catalogue_plan(entry, card, body, policy.plan, policy.reserves)
+            notes = assumed_card(body, card, daemon.observe().card)
+            if not isinstance(engine, LlmError):
+                notes += assumed_build(card, engine.capabilities.backend)
+            return catalogue_plan(entry, card, body, policy.plan, policy.reserves, notes=notes)
         engine = await asyncio.to_thread(self._engine)
         ask = self._elsewhere if is_hypothetical(body) else self._here
         question = ask(body, model, engine)
@@ -112,19 +129,25 @@ class Previews:
             question = replace(question, notes=(*question.notes, _left_out(known.problem)))
         if body.check:
             question = replace(question, check=self._check(question, engine))
-        return await asyncio.to_thread(_answer, question, known)
+        plan = await asyncio.to_thread(_planned, question, known)
+        check = await question.check(plan) if question.check else None
+        return await asyncio.to_thread(_answer, question, known, plan, check)
 
-    def _check(self, question: _Question, engine: _Engine | LlmError) -> Callable[[Plan], EngineCheckView]:
+    def _check(
+        self, question: _Question, engine: _Engine | LlmError
+    ) -> Callable[[Plan], Awaitable[EngineCheckView]]:
         """How the engine is asked; of another card, or with another backend, it is asked off the card."""
         if isinstance(engine, LlmError):
             raise engine
-        lookup, backend = self._daemon.lookup, question.planner.features.backend
+        backend = question.planner.features.backend
         if question.planner.card_kind is CardKind.CPU:
             backend = Backend.CPU
         here = not question.view.empty and backend is engine.capabilities.backend
         free = question.budget.live_bytes if here and backend is not Backend.CPU else None
-        asked = Asked(engine.build, engine.capabilities, backend, free)
-        return lambda plan: engine_check(lookup, self._dry_runs, question.model, asked, plan)
+        asked = Asked(
+            engine.build, engine.capabilities, backend, free, "" if here else _aside(question.card)
+        )
+        return lambda plan: self._checks.check(question.model, asked, plan)
 
     def _here(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
         """What a load would get now."""
@@ -161,6 +184,7 @@ class Previews:
         elif body.arguments:
             raise engine  # nobody could say whether it takes them
         offered, notes, argv = self._offered(model, card, engine, observation, extra)
+        notes = (*assumed_card(body, card, observation.card), *notes)
         return _Question(
             model=model,
             planner=Planner(
@@ -169,7 +193,11 @@ class Previews:
                 policy=extra.policy(policy.plan),
                 features=offered,
                 card_kind=card.kind,
-                room=Room(card.budget.grantable_bytes, None if card.kind is CardKind.CPU else room),
+                room=Room(
+                    card.budget.grantable_bytes,
+                    None if card.kind is CardKind.CPU else room,
+                    giver=giver_text(card),
+                ),
                 projector=model.projector,
                 drafter=model.drafter,
             ),
@@ -196,10 +224,10 @@ class Previews:
         backend = engine.capabilities.backend
         its = observation.card if card.present else Card(card.kind, card.profile.id, card.profile.name, None)
         offered = replace(features(engine.capabilities, its, observation.host), backend=card.backend)
-        if backend is card.backend or card.kind is CardKind.CPU:
+        assumed = assumed_build(card, backend)
+        if not assumed:
             return offered, (), lambda plan: self._argv(model, engine, plan, extra)
-        note = f"the engine of this machine computes on {backend}: a build for {card.backend} is assumed"
-        return offered, (note,), lambda _: ()
+        return offered, assumed, lambda _: ()
 
     def _card(self, body: PlanBody, machine: Machine) -> EmptyCard:
         reserves = self._daemon.scheduler.policy.reserves
@@ -254,20 +282,27 @@ def _event(body: PlanBody, model: FoundModel, engine: _Engine) -> LoadRequested:
     )
 
 
-def _answer(question: _Question, known: KnownModels) -> PlanView:
+def _planned(question: _Question, known: KnownModels) -> Plan:
+    """The plan, or a refusal that says what else could be done; takes milliseconds."""
+    card = question.card
+    try:
+        return question.planner.plan()
+    except LlmError as error:
+        if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
+            raise
+        entry = known.entry_of(question.model.checkpoint)
+        can_compute = entry is None or card.profile.can_compute(entry.least_compute_capability)
+        verdict = Verdict.TOO_BIG if can_compute else Verdict.CAPABILITY
+        told = refusals.with_budget(error, question.budget, card.kind, question.ours, verdict)
+        raise _of_card(told, question, _smallest(question)) from error
+
+
+def _answer(question: _Question, known: KnownModels, plan: Plan, check: EngineCheckView | None) -> PlanView:
     """The plan and what else can be had; takes tens of milliseconds."""
     model, planner, card = question.model, question.planner, question.card
     entry = known.entry_of(model.checkpoint)
     can_compute = entry is None or card.profile.can_compute(entry.least_compute_capability)
-    smallest = smallest_card(planner, driver_bytes=_driver_bytes(card), desktop_bytes=_desktop_bytes(card))
-    try:
-        plan = planner.plan()
-    except LlmError as error:
-        if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
-            raise
-        verdict = Verdict.TOO_BIG if can_compute else Verdict.CAPABILITY
-        told = refusals.with_budget(error, question.budget, card.kind, question.ours, verdict)
-        raise _of_card(told, question.view, smallest) from error
+    smallest = _smallest(question)
     insight = Insight(
         card=question.view,
         has_projector=model.projector is not None,
@@ -276,7 +311,7 @@ def _answer(question: _Question, known: KnownModels) -> PlanView:
         alternatives=alternatives(planner, plan),
         smallest=smallest,
         speed=shown_speed(entry.speeds, card.profile, card.backend) if entry else None,
-        engine_check=question.check(plan) if question.check else None,
+        engine_check=check,
     )
     return plan_view(
         model.checkpoint,
@@ -289,16 +324,49 @@ def _answer(question: _Question, known: KnownModels) -> PlanView:
     )
 
 
-def _of_card(error: LlmError, card: PlannedCardView, smallest: SmallestCard | None) -> LlmError:
+def _smallest(question: _Question) -> SmallestCard | None:
+    """The smallest card on which the model serves an agent."""
+    card = question.card
+    return smallest_card(
+        question.planner, driver_bytes=_driver_bytes(card), desktop_bytes=_desktop_bytes(card)
+    )
+
+
+def _of_card(error: LlmError, question: _Question, smallest: SmallestCard | None) -> LlmError:
     """A refusal that also says for which card it is, and which would do."""
-    message, hint = error.message, error.hint or ""
-    more: dict[str, Any] = {"card": card.model_dump(mode="json")}
-    if card.empty:
-        message = f"On {card.name} with nothing on it: {message}"
+    hint = error.hint or ""
+    more: dict[str, Any] = {"card": question.view.model_dump(mode="json")}
+    if question.view.empty and _fits_headless(question):
+        more["fits_headless"] = True
+        hint = f"Without a desktop (--headless) it would fit as asked. {hint}".strip()
     if smallest is not None:
         more["smallest_card_gib"] = smallest.gib
         hint = f"{hint} For an agent it needs a card of {smallest.gib} GiB.".strip()
-    return LlmError(error.code, message, hint=hint or None, **dict(error.details) | more)
+    return LlmError(error.code, error.message, hint=hint or None, **dict(error.details) | more)
+
+
+def _fits_headless(question: _Question) -> bool:
+    """It would fit if no desktop were on the card."""
+    desktop, planner = _desktop_bytes(question.card), question.planner
+    if not desktop:
+        return False
+    # The reserves may exceed the card, so what is gained is not all that the desktop has.
+    free = sum(line.bytes for line in question.card.budget.deciding_lines) + desktop
+    try:
+        replace(planner, room=replace(planner.room, card=max(0, free))).plan()
+    except LlmError:
+        return False
+    return True
+
+
+def _aside(card: EmptyCard) -> str:
+    """Why an engine is not asked on the card of a plan."""
+    if card.present:
+        why = "the card is not as the plan has it"
+    else:
+        known = card.profile.id != SYNTHETIC_ID
+        why = f"no {card.profile.id} here" if known else "there is no such card here"
+    return f"asked on this machine's CPU ({why}), so it says nothing of what lies on the card"
 
 
 def _driver_bytes(card: EmptyCard) -> int:

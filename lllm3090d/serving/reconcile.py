@@ -74,7 +74,8 @@ class Reconciler:
             )
         self._sweep_sockets()
         if findings.adopt:
-            self._history.add(EventKind.RECONCILED, message=f"adopted {len(findings.adopt)} units")
+            units = "1 unit" if len(findings.adopt) == 1 else f"{len(findings.adopt)} units"
+            self._history.add(EventKind.RECONCILED, message=f"adopted {units}")
 
     async def compare(self) -> None:
         """Submit what differs now; what is not listed has vanished."""

@@ -17,18 +17,18 @@ def not_loaded(name: str, loaded: Iterable[str]) -> LlmError:
     names = sorted(loaded)
     return LlmError(
         ErrorCode.NOT_LOADED,
-        f"{name} is not loaded" + (f"; loaded: {', '.join(names)}" if names else "; nothing is"),
+        f"{name} is not loaded" + (f"; loaded: {', '.join(names)}" if names else "; no model is"),
         hint="See what runs: lllm3090ctl ps",
         name=name,
         loaded=names,
     )
 
 
-def loaded_differently(name: str, mismatch: str) -> LlmError:
-    """The error for a model that runs, but not as asked for."""
+def loaded_differently(name: str, lacking: str) -> LlmError:
+    """The error for a model that runs, but not as asked for; see :func:`lllm3090d.serving.extras.lacking`."""
     return LlmError(
         ErrorCode.LOADED_DIFFERENTLY,
-        f"{name} is loaded with {mismatch}; a running model is not changed without being asked",
+        f"{name} runs {lacking}; a running model is not changed without being asked",
         hint=f"Unload it first: lllm3090ctl unload '{name}'",
         name=name,
     )

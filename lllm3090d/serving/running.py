@@ -8,10 +8,14 @@ from enum import StrEnum
 
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.planner import Plan
-from lllm3090d.planning.request import Drafting, ProjectorPlace
+from lllm3090d.planning.request import Drafting, PlanRequest, ProjectorPlace, RopeScaling
+from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.serving.events import LoadRequested
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.unit_spec import Record, unit_name
+
+HOST_CACHE = "its cache in host memory"
+ONE_POOL = "a pool that its slots share"
 
 
 @dataclass(slots=True)
@@ -56,9 +60,33 @@ class Instance:
         return unit_name(self.record.name, self.record.run)
 
 
-def mismatch(current: Plan, event: LoadRequested) -> str | None:
-    """What a running plan lacks of a request, in words; None when it serves."""
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """What a running plan lacks of a request, in words; empty where it serves.
+
+    Attributes:
+        other: what it has, and what was asked for instead.
+        missing: what it does without.
+    """
+
+    other: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def mismatch(current: Plan, event: LoadRequested, *, asked: PlanRequest | None = None) -> Mismatch:
+    """What a running plan lacks of a request. What would be without effect on it is not lacking.
+
+    Args:
+        current: the plan.
+        event: the request.
+        asked: the request that the plan was made for; None where nobody knows. The same again is satisfied.
+
+    Raises:
+        LlmError: UNSUPPORTED_COMBINATION for sizes that no launch of the model can have.
+    """
     request, sizes = event.request, current.launch
+    if request == asked:
+        return Mismatch()
     context = request.context_tokens
     if context is not None:
         # Asked for 8000, the engine has 8192: compare what it would make of the request.
@@ -67,7 +95,11 @@ def mismatch(current: Plan, event: LoadRequested) -> str | None:
             .shape(event.facts)
             .context_tokens
         )
-    draft_tokens = sizes.draft.tokens if sizes.draft else None
+    # Of no draft any length will do.
+    draft_tokens = sizes.draft.tokens if sizes.draft else request.draft_tokens
+    experts = request.cpu_experts
+    if experts is None and request.gpu_layers is not None:
+        experts = 0  # a placement by hand is the whole of it
     wanted: Mapping[str, tuple[object, object]] = {
         "context": (context, current.context_tokens),
         "slots": (request.parallel, current.parallel),
@@ -75,33 +107,74 @@ def mismatch(current: Plan, event: LoadRequested) -> str | None:
         "V cache": (request.cache_type_v, current.cache_type_v),
         "drafting": (_choice(request.drafting, Drafting.AUTO), Drafting.ON if sizes.draft else Drafting.OFF),
         "draft tokens": (request.draft_tokens, draft_tokens),
-        "projector": (_choice(request.projector, ProjectorPlace.AUTO), _projector_place(current)),
-        "layers on the card": (_layers(event), sizes.layers.layers_on_card),
-        "experts in host memory": (request.cpu_experts, sizes.layers.expert_layers_on_host),
+        "projector": _projector(current, request),
+        "scaling of positions": _scaling(current, event),
+        "layers on the card": (request.gpu_layers, _layers_on_card(current, event)),
+        "experts in host memory": (experts, sizes.layers.expert_layers_on_host),
         "batch": (request.batch_tokens, sizes.batch_tokens),
         "micro batch": (request.micro_batch_tokens, sizes.micro_batch_tokens),
-        "cache in host memory": (request.cache_on_host or None, sizes.layers.cache_on_host),
-        "unified pool": (request.unified or None, sizes.unified),
-        "full sliding cache": (request.swa_full or None, sizes.swa_full),
-        "tier": (request.tiered or None, sizes.line_tokens > 0),
     }
-    differences = [
-        f"{what} {has} instead of {want}" for what, (want, has) in wanted.items() if want not in {None, has}
-    ]
-    return ", ".join(differences) or None
+    # Where the whole cache fits on the card, the planner made no tier of the same wish.
+    is_tiered = sizes.line_tokens > 0 or (asked is not None and asked.tiered)
+    switches: Mapping[str, tuple[bool, bool]] = {
+        HOST_CACHE: (request.cache_on_host, sizes.layers.cache_on_host),
+        ONE_POOL: (request.unified, sizes.unified),
+        "the whole context in sliding layers": (request.swa_full, sizes.swa_full),
+        "a tiered cache": (request.tiered, is_tiered),
+    }
+    return Mismatch(
+        other=tuple(
+            f"{what} {shown(has)} instead of {shown(want)}"
+            for what, (want, has) in wanted.items()
+            if want not in {None, has}
+        ),
+        missing=tuple(what for what, (want, has) in switches.items() if want and not has),
+    )
+
+
+def shown(value: object) -> str:
+    """A value for a person."""
+    match value:
+        case None:
+            return "none"
+        case int():
+            return f"{value:,}"
+    return str(value)
 
 
 def _choice(asked: StrEnum | None, open_choice: StrEnum) -> StrEnum | None:
     return None if asked is open_choice else asked
 
 
-def _projector_place(current: Plan) -> ProjectorPlace:
+def _projector(current: Plan, request: PlanRequest) -> tuple[ProjectorPlace | None, ProjectorPlace]:
+    """The place asked for, and the one it has; without a card there is one place only."""
+    asked = None if request.projector is ProjectorPlace.AUTO else request.projector
     if not current.with_projector:
-        return ProjectorPlace.OFF
-    return ProjectorPlace.CARD if current.launch.projector_on_card else ProjectorPlace.HOST
+        return asked, ProjectorPlace.OFF
+    if not current.on_card and asked is ProjectorPlace.CARD:
+        asked = ProjectorPlace.HOST
+    on_card = current.on_card and current.launch.projector_on_card
+    return asked, ProjectorPlace.CARD if on_card else ProjectorPlace.HOST
 
 
-def _layers(event: LoadRequested) -> int | None:
-    """Layers asked for; all of them are no number in a plan, and then nothing is compared."""
-    asked = event.request.gpu_layers
-    return None if asked is None or asked > len(event.facts.layers) else asked
+def _scaling(current: Plan, event: LoadRequested) -> tuple[str | None, str]:
+    """What would come of the scaling that is asked for, and what the plan has."""
+    request = event.request
+    scaling, context = request.rope_scaling, request.context_tokens
+    has = _scaling_text(current.rope)
+    if scaling is None or (scaling is RopeScaling.YARN and context is None):
+        return None, has  # whatever the window is, it is what YaRN makes of it
+    share = None if context is None else context // (request.parallel or 1)  # as the planner takes it
+    return _scaling_text(stretch(event.facts, scaling, share)), has
+
+
+def _scaling_text(made: Stretch | None) -> str:
+    return "none" if made is None else f"{made.scaling} to {made.window_tokens:,} tokens"
+
+
+def _layers_on_card(current: Plan, event: LoadRequested) -> int:
+    """Layers on the card, the output counting as one."""
+    if not current.on_card:
+        return 0
+    layers = current.launch.layers.layers_on_card
+    return len(event.facts.layers) + 1 if layers is None else layers

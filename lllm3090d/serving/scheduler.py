@@ -49,7 +49,7 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
-from lllm3090d.serving.extras import asked_of, extra_of, lacking
+from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
 from lllm3090d.serving.instance import (
     ENDED,
     ON_THE_WAY_DOWN,
@@ -159,7 +159,7 @@ class Scheduler:
         current = self._instances.get(event.checkpoint.name)
         if current is not None and current.state in SERVING | ON_THE_WAY_UP:
             try:
-                missing = lacking(current.plan, current.record.arguments, event)
+                missing = lacking(current.plan, current.record.arguments, event, asked=current.record.asked)
             except LlmError as error:
                 self._do(Failed(event.token, error))
                 return
@@ -210,6 +210,7 @@ class Scheduler:
             engine_version=event.capabilities.version,
             engine_server=event.build.server,
             arguments=extra.shown,
+            asked=wish_of(event),
         )
         spec = unit_spec(
             record=record,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,10 +19,12 @@ from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.arguments import Launch as EngineLaunch
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.cache import MAX_SLOTS
 from lllm3090d.planning.launch import DEFAULT_CHECKPOINT_STEP_TOKENS, Draft, Launch
 from lllm3090d.planning.placement import EVERYTHING, Placement
 from lllm3090d.planning.planner import CacheType, CappedBy, Plan
 from lllm3090d.planning.quote import MIB, Evidence, LineItem, Place, Quote
+from lllm3090d.planning.request import PlanRequest
 from lllm3090d.planning.stretch import Stretch
 from lllm3090d.planning.tier import Tier
 
@@ -43,13 +45,20 @@ MEMORY_MAX_SLACK_BYTES = 512 * MIB
 MEMORY_MAX_SLACK_FRACTION = 0.10
 
 
+# A record is what a stranger may have written: figures that no launch has must not become a reservation or an error.
+MOST_BYTES = 1 << 50
+MOST_TOKENS = (1 << 31) - 1
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+PositiveTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+
+
 class RecordItem(BaseModel):
     """A line of the quote inside the record."""
 
     model_config = ConfigDict(frozen=True)
     name: str
     place: Place
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=MOST_BYTES)
     evidence: Evidence
     formula: str
 
@@ -63,19 +72,20 @@ class LaunchRecord(BaseModel):
     layers: Placement = EVERYTHING
     draft: Draft | None = None
     projector_on_card: bool = True
-    image_max_tokens: int = 0
-    slot_tokens: int = 0
-    checkpoint_min_step_tokens: int = DEFAULT_CHECKPOINT_STEP_TOKENS
-    line_tokens: int = 0
-    tail_draft_tokens: int = 0
+    image_max_tokens: Tokens = 0
+    slot_tokens: Tokens = 0
+    checkpoint_min_step_tokens: Tokens = DEFAULT_CHECKPOINT_STEP_TOKENS
+    line_tokens: Tokens = 0
+    tail_draft_tokens: Tokens = 0
     with_projector: bool = False
     rope: Stretch | None = None
     tier: Tier | None = None
     notes: tuple[str, ...] = ()
+    asked: PlanRequest | None = None  # by the load alone; None in records of older releases
 
     @classmethod
-    def of(cls, plan: Plan) -> LaunchRecord:
-        """Of a plan."""
+    def of(cls, plan: Plan, asked: PlanRequest | None = None) -> LaunchRecord:
+        """Of a plan, and of what the load asked for."""
         sizes = plan.launch
         return cls(
             unified=sizes.unified,
@@ -92,6 +102,7 @@ class LaunchRecord(BaseModel):
             rope=plan.rope,
             tier=plan.tier,
             notes=plan.notes,
+            asked=asked,
         )
 
 
@@ -106,16 +117,16 @@ class Record(BaseModel):
     shards: tuple[Path, ...]
     size_bytes: int
     socket: Path
-    context_tokens: int = Field(ge=1)
-    parallel: int = Field(ge=1)
+    context_tokens: PositiveTokens
+    parallel: int = Field(ge=1, le=MAX_SLOTS)
     window_tokens: int
     cache_type_k: CacheType
     cache_type_v: CacheType
-    batch_tokens: int
-    micro_batch_tokens: int
+    batch_tokens: PositiveTokens
+    micro_batch_tokens: PositiveTokens
     on_card: bool
-    context_checkpoints: int
-    prompt_cache_mib: int
+    context_checkpoints: Tokens
+    prompt_cache_mib: Tokens
     capped_by: CappedBy
     items: tuple[RecordItem, ...]
     engine_version: str
@@ -134,6 +145,7 @@ class Record(BaseModel):
         engine_version: str,
         engine_server: Path | None = None,
         arguments: tuple[str, ...] = (),
+        asked: PlanRequest | None = None,
     ) -> Record:
         """The record of a launch."""
         return cls(
@@ -160,9 +172,14 @@ class Record(BaseModel):
             ),
             engine_version=engine_version,
             engine_server=str(engine_server) if engine_server else None,
-            launch=LaunchRecord.of(plan),
+            launch=LaunchRecord.of(plan, asked),
             arguments=arguments,
         )
+
+    @property
+    def asked(self) -> PlanRequest | None:
+        """What the load asked for; None where nobody wrote it down."""
+        return None if self.launch is None else self.launch.asked
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that was launched."""

@@ -101,7 +101,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             LlmError(
                 ErrorCode.INTERNAL,
                 f"the daemon made a mistake: {type(error).__name__}: {error}",
-                hint="Please report it with: journalctl --user -u lllm3090d -n 50",
+                hint="Please report it with: journalctl --user-unit lllm3090d -n 50",
             )
         )
 

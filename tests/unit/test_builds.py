@@ -387,6 +387,20 @@ def test_a_chosen_build_that_lost_its_right_to_execute_is_ignored(tmp_path: Path
     assert "0644" in str(found.choice_problem)
 
 
+def test_a_pipe_in_place_of_the_record_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(LlmError, match="no regular file") as caught:
+        read_choice(tmp_path)
+    assert caught.value.code is ErrorCode.ENGINE_CHOICE_IGNORED
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\nb", "\x00"])
+def test_a_name_that_cannot_be_shown_is_no_choice(tmp_path: Path, name: str) -> None:
+    (tmp_path / FILE_NAME).write_text(json.dumps({"dir": name}))
+    with pytest.raises(LlmError, match="not of the form"):
+        read_choice(tmp_path)
+
+
 def test_a_directory_in_place_of_the_record_is_told(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(LlmError) as caught:

@@ -446,7 +446,7 @@ def test_a_total_that_is_too_large_names_what_would_fit() -> None:
     ("total", "slots"), [(0, 1), (-5, 1), (1023, 1), (262_145, 1), (600_000, 2), (5000, 8)]
 )
 def test_a_total_of_impossible_windows_is_refused(total: int, slots: int) -> None:
-    with pytest.raises(LlmError, match="1024 to 262144") as caught:
+    with pytest.raises(LlmError, match="1,024 to 262,144") as caught:
         preview(entry("qwen3.8-27b"), on(98304), SlotPolicy.BALANCED, context_tokens=total, parallel=slots)
     assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
     assert caught.value.hint

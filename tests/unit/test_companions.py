@@ -352,7 +352,7 @@ def test_shards_that_contradict_each_other(tmp_path: Path) -> None:
     write_gguf(shards[2], {"split.no": Typed("u16", 2), "split.count": Typed("u16", 3)}, [Tensor("t", (8,))])
     assert "tensors in all its files" in problem(tmp_path).message
     write_llama(shards[1])
-    assert problem(tmp_path).code is ErrorCode.BAD_CHECKPOINT
+    assert problem(tmp_path).code is ErrorCode.INCOMPLETE_CHECKPOINT
     shards[1].write_text("<html>")
     assert "web page" in problem(tmp_path).message
 

@@ -132,7 +132,7 @@ ROPE = wire.RopeView(base=1e6, dimensions=128, scaling="none", factor=1.0, own_f
         ),
         (
             {"scaling": "yarn", "factor": 32.0, "original_context_tokens": 4096},
-            "base 1,000,000, 128 values of a head, yarn x 32 from 4096 tokens",
+            "base 1,000,000, 128 values of a head, yarn x 32 from 4,096 tokens",
         ),
         (
             {"scaling": "linear", "factor": 8.0, "sliding_base": 10000.0},
@@ -158,17 +158,17 @@ NOTHING = dict.fromkeys(wire.ProjectorView.model_fields) | {"sees": True, "hears
 @pytest.mark.parametrize(
     ("facts", "shown"),
     [
-        (SEES, ["sees    gemma3, images of 896 x 896 pixels, 256 tokens each, into 2560 values"]),
+        (SEES, ["sees    gemma3, images of 896 x 896 pixels, 256 tokens each, into 2,560 values"]),
         (
             SEES | {"type": "qwen2.5vl_merger", "image_size": 560, "merge_size": 2, "image_tokens": None},
             [
                 "sees    qwen2.5vl_merger, usual image 560 x 560 pixels, patches of 14 x 14 pixels,"
-                " 4 to a token, into 2560 values"
+                " 4 to a token, into 2,560 values"
             ],
         ),
         (SEES | {"hears": True, "image_max_pixels": 1 << 20}, [
             "sees    gemma3, images of 896 x 896 pixels, 256 tokens each, at most 1,048,576 pixels,"
-            " into 2560 values",
+            " into 2,560 values",
             "hears   yes",
         ]),
         (NOTHING, ["sees    of an unknown type"]),
@@ -180,6 +180,15 @@ def test_inspect_shows_what_a_projector_adds(facts: dict[str, object], shown: li
         lines = ctl(server, "inspect", "hybrid").stdout.splitlines()
     found = [line for line in lines if line.startswith(("sees", "hears"))]
     assert [line.split() for line in found] == [line.split() for line in shown]
+
+
+def test_inspect_of_one_file_of_several() -> None:
+    """The size is that of the file, as the others are missing."""
+    error = LlmError(
+        ErrorCode.INCOMPLETE_CHECKPOINT, "Shard 2 is missing.", hint="Fetch it.", missing=["m-2.gguf"]
+    )
+    with ControlServer(inspect=changed(INSPECTED, problem=error.problem())) as server:
+        assert "size          41.0 MiB, one of 2 files" in ctl(server, "inspect", "x").stdout
 
 
 def test_inspect_says_where_a_cache_type_is_impossible() -> None:
@@ -210,7 +219,8 @@ def test_models_tells_the_incomplete_from_the_unusable() -> None:
     assert row[-1] == "-"
     assert " ".join(lines[4]) == "half: Parts of the model are missing: Shard 2 is missing. Hint: Fetch it."
     assert " ".join(lines[5]) == "bge: Unsupported kind of model: It cannot be priced."
-    assert len(lines) == 6
+    assert " ".join(lines[6]) == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
+    assert len(lines) == 7
 
 
 def test_models_of_an_older_daemon_are_listed() -> None:
@@ -227,7 +237,7 @@ def test_models_of_an_older_daemon_are_listed() -> None:
     )
     with ControlServer(models=wire.Models(models_dir="/m", models=(old,))) as server:
         assert ctl(server, "models").stdout.splitlines()[1].split() == [
-            "SmolLM2-135M", "-", "100.0", "MiB", "llama", "Q4_K_M", "8192", *["-"] * 6, "ready",
+            "SmolLM2-135M", "-", "100.0", "MiB", "llama", "Q4_K_M", "8,192", *["-"] * 6, "ready",
         ]  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from tests.fakes.control_server import (
 
 pytestmark = pytest.mark.unit
 
+RESIDENT = {"expert_layers_on_host": 0, "cache_on_host": False}
 UNLOADED = wire.Unloaded(name="SmolLM2-135M", run="k3f9", released_bytes=512 * MIB, elapsed_s=0.42)
 
 
@@ -84,7 +85,7 @@ def test_status_tells_daemon_card_engine_and_instances() -> None:
         " (version: 9870 (abc); cuda; CUDA0; from LLLM3090_LLAMA_DIR, locked)"
     ) in lines
     assert lines[-1].split() == [
-        "SmolLM2-135M", "ready", "8192", "2", "512.0", "MiB", "498.0", "MiB", "4711", INSTANCE.unit,
+        "SmolLM2-135M", "ready", "8,192", "2", "512.0", "MiB", "498.0", "MiB", "4711", INSTANCE.unit,
     ]  # fmt: skip
 
 
@@ -120,8 +121,8 @@ def test_ps_shows_each_instance_and_why_one_failed() -> None:
         done = ctl(server, "ps")
     header, first, second, note = done.stdout.splitlines()
     assert header.split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "RESERVED", "MEASURED", "PID", "UNIT"]
-    assert first.split()[:4] == ["SmolLM2-135M", "ready", "8192", "2"]
-    assert second.split() == ["Broken", "failed", "8192", "2", "512.0", "MiB", "-", "-", failed.unit]
+    assert first.split()[:4] == ["SmolLM2-135M", "ready", "8,192", "2"]
+    assert second.split() == ["Broken", "failed", "8,192", "2", "512.0", "MiB", "-", "-", failed.unit]
     assert note == "Broken: The engine ended: Exit status 1. Hint: lllm3090ctl logs x"
 
 
@@ -145,13 +146,14 @@ def test_models_tells_what_cannot_be_loaded() -> None:
         "EVIDENCE", "STATE",
     ]  # fmt: skip
     assert lines[1].split() == [
-        "SmolLM2-135M", "dense", "vision", "100.0", "MiB", "llama", "Q4_K_M", "8192", "12,240", "-",
-        "tight", "2", "x", "4,096", "210.5,", "measured", "on", "vulkan", "header", "ready",
+        "SmolLM2-135M", "dense", "vision", "100.0", "MiB", "llama", "Q4_K_M", "8,192", "12,240", "-",
+        "tight", "2", "x", "4,096", "210.5", "(other", "backend)", "header", "ready",
     ]  # fmt: skip
     assert lines[2].split() == ["page", "-", "3.0", "GiB", *["-"] * 9, "unusable"]
     assert lines[3] == "SmolLM2-135M: with projector mmproj.gguf, drafter mtp-smol.gguf"
     assert lines[4] == "page: The model file is damaged: It is HTML. Hint: Fetch it again."
-    assert lines[5] == (
+    assert lines[5] == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
+    assert lines[6] == (
         "VERDICT and PLAN are for NVIDIA GeForce RTX 3090, 24.0 GiB, cuda, with nothing on it but a desktop;"
         " loaded models are not counted."
     )
@@ -184,7 +186,7 @@ def test_models_of_the_catalogue_say_where_they_can_be_had() -> None:
         assert server.next_request().target == "/v1/models?catalogue=1"
     lines = done.stdout.splitlines()
     assert lines[3].split() == [
-        "Gemma", "-", "17.0", "GiB", "-", "Q4_K_S", "262144", "-", "-", "too-big", "-", "-", "catalogue",
+        "Gemma", "-", "17.0", "GiB", "-", "Q4_K_S", "262,144", "-", "-", "too-big", "-", "-", "catalogue",
         "download",
     ]  # fmt: skip
     assert "Gemma: to be had from somebody/Gemma-4-26B-A4B-GGUF, gemma.gguf, mmproj.gguf" in lines
@@ -210,7 +212,7 @@ def test_plan_is_a_ledger() -> None:
     )
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert "context     8192 tokens (2 slots of 4096, q8_0/f16 cache, trained for 8192)" in lines
+    assert "context     8,192 tokens (2 slots of 4,096, q8_0/f16 cache, trained for 8,192)" in lines
     assert "kv cache              412.0  card   header    30 layers [x] 8192" in lines
     assert "sum on the card       512.0" in lines
     assert "sum in host memory  1,024.0" in lines
@@ -229,12 +231,12 @@ def test_plan_tells_what_it_gives() -> None:
         "card        NVIDIA GeForce RTX 3090, 24.0 GiB, cuda",
         "verdict     tight: too small a window for an agent",
         "limited by  the model: it is trained for 8,192 tokens",
-        "placement   20 layers on the card",
+        "placement   19 layers and the output on the card",
         "tier        4,096 tokens on the card, the others in 64.0 MiB of pinned host memory",
         "drafting    draft-mtp, 3 tokens, q8_0/f16 cache",
         "projector   in host memory",
         "rope        yarn x 2.5, from 8,192 to 20,480 tokens",
-        "speed       54.8 tokens/s (other card): rtx-4090, vulkan, mtp, code",
+        "speed       54.8 tokens/s (other card); measured: RTX 4090, Vulkan, drafting (mtp), code",
         "evidence    header",
         "Note: 2 slots, as no number was asked for.",
         "The window is too small.",
@@ -256,9 +258,10 @@ def test_plan_explains_itself_when_asked() -> None:
     assert (
         "Smallest card for an agent: 12 GiB (11,900.0 MiB for 40,960 tokens in one slot, evidence header)."
     ) in lines
-    head = lines.index("ASK           PLAN         MIB  GAIN")
+    head = lines.index("ASK           PLAN       ON THE CARD  DIFFERENCE")
     assert (
-        lines[head + 1] == "--parallel 1  1 x 8,192  500.0  4,096 tokens of window more, 1 slot instead of 2"
+        lines[head + 1]
+        == "--parallel 1  1 x 8,192    500.0 MiB  4,096 tokens of window more, 1 slot instead of 2"
     )
 
 
@@ -276,6 +279,7 @@ def test_a_preview_is_marked_and_says_where_the_model_can_be_had() -> None:
         "card        NVIDIA GeForce RTX 3090, 24.0 GiB, cuda, with nothing on it but a desktop, which is assumed"
     ) in lines
     assert "subagents   1 at a time" in lines
+    assert "kind        moe vision, Q4_K_S" in lines
     assert not any(line.startswith(("file ", "The engine's command line")) for line in lines)
 
 
@@ -303,7 +307,7 @@ def test_a_plan_of_an_older_daemon_is_shown() -> None:
     assert "limited by  model" in done.stdout.splitlines()
 
 
-PLAN_OPTIONS = {
+PLAN_OPTIONS: dict[str, dict[str, object]] = {
     "--ctx 4096": {"context_tokens": 4096},
     "--slot-policy window": {"slot_policy": "window"},
     "--offload allowed": {"offload": "allowed"},
@@ -321,7 +325,7 @@ PLAN_OPTIONS = {
     "--tier": {"tiered": True},
     "-- --threads 4": {"arguments": ["--threads", "4"]},
 }
-CARD_OPTIONS = {
+CARD_OPTIONS: dict[str, dict[str, object]] = {
     "--card 'RTX 4090'": {"card": "RTX 4090"},
     "--vram 12GiB": {"vram": "12GiB"},
     "--desktop": {"desktop": True},
@@ -466,6 +470,11 @@ def test_lists_in_details_are_shown() -> None:
     said = LlmError(ErrorCode.AMBIGUOUS_MODEL, "It fits 2: A-1, A-2.", candidates=["A-1", "A-2"])
     with ControlServer(unload=said) as server:
         assert len(ctl(server, "unload", "a").stderr.splitlines()) == 1
+    hinted = LlmError(
+        ErrorCode.UNKNOWN_MODEL, "None.", hint="Fetch m.gguf.", files=["m.gguf"], fields=["draft"]
+    )
+    with ControlServer(unload=hinted) as server:
+        assert ctl(server, "unload", "a").stderr.splitlines()[1:] == ["Hint: Fetch m.gguf."]
 
 
 @pytest.mark.parametrize("details", [{"items": "no list"}, {"items": [{"name": 1}]}, {"budget": [{}]}])
@@ -498,15 +507,116 @@ def test_load_shows_progress_and_then_one_line() -> None:
     assert body.token
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        "SmolLM2-135M: admitted, context 8192 tokens (2 slots of 4096, q8_0/f16 cache, trained for 8192);"
+        "SmolLM2-135M: admitted, context 8,192 tokens (2 slots of 4,096, q8_0/f16 cache, trained for 8,192);"
         " 512.0 of 24,125.0 MiB",
         "smol: starting, 0.1 s",
         "smol: loading, 50.0 of 512.0 MiB, 0.2 s",
     ]
     assert done.stdout == (
-        "SmolLM2-135M is ready after 0.9 s: context 8192 tokens (2 slots of 4096, q8_0 cache);"
+        "SmolLM2-135M is ready after 0.9 s: context 8,192 tokens (2 slots of 4,096, q8_0 cache);"
         " reserved 512.0 MiB, measured 498.0 MiB; endpoint /run/user/1000/lllm3090d/engines/k3f9.sock\n"
     )
+
+
+def test_what_is_loaded_already_is_not_said_to_have_been_loaded() -> None:
+    """The first line of the stream is the last."""
+    with ControlServer(load=Stream((READY,))) as server:
+        done = ctl(server, "load", "smol")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("SmolLM2-135M is loaded already: context 8,192 tokens (2 slots")
+
+
+@pytest.mark.parametrize("command", ["load", "plan"])
+def test_an_option_of_the_engine_is_told_where_it_belongs(command: str) -> None:
+    """Other commands take none."""
+    with ControlServer(plan=PLAN) as server:
+        done = ctl(server, command, "smol", "--threads", "2")
+        other = ctl(server, "unload", "smol", "--threads")
+        assert server.seen.empty()
+    assert done.exit_code == other.exit_code == 2
+    assert f"If it is for the engine: lllm3090ctl {command} NAME -- --threads ...\n" in done.stderr
+    assert "for the engine" not in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"parallel": 1, "window_tokens": 8192}, "8,192 tokens (1 slot, "),
+        ({"window_tokens": 8192}, "8,192 tokens (2 slots sharing 8,192, "),
+        ({"context_tokens": 1}, "1 token (2 slots of 4,096, "),
+    ],
+)
+def test_slots_of_an_instance(changes: dict[str, object], shown: str) -> None:
+    """That they share one pool is seen from the window."""
+    ready = load_line("ready", instance=changed(INSTANCE, **changes))
+    with ControlServer(load=Stream((ready,))) as server:
+        assert f"context {shown}" in ctl(server, "load", "smol").stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        (
+            {"unified": True},
+            "context     8,192 tokens (2 slots sharing 8,192 with at most 4,096 each, q8_0/f16",
+        ),
+        ({"placement": {**RESIDENT, "layers_on_card": 0}}, "placement   no layers on the card\n"),
+        ({"placement": {**RESIDENT, "layers_on_card": 1}}, "placement   the output on the card\n"),
+        (
+            {"placement": {"layers_on_card": 2, "expert_layers_on_host": 1, "cache_on_host": True}},
+            "placement   1 layer and the output on the card, experts of 1 layer in host memory, cache in host memory\n",
+        ),
+        (
+            {"argv": ("/x/llama-server", "--host", "/run/Smol-00000000.sock")},
+            "(The zeros in the name of the socket",
+        ),
+    ],
+)
+def test_plan_says_in_words_what_is_unusual(changes: dict[str, object], shown: str) -> None:
+    with ControlServer(plan=changed(PLAN, **changes)) as server:
+        assert shown in ctl(server, "plan", "smol").stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"qualifier": "measured"}, "54.8 tokens/s; measured: RTX 4090, Vulkan, drafting (mtp), code"),
+        (
+            {"qualifier": "other card, measured on vulkan", "speculation": "none", "build": "b1"},
+            "54.8 tokens/s (other card and backend); measured: RTX 4090, Vulkan, no drafting, code, b1",
+        ),
+        (
+            {"qualifier": "measured on cuda", "backend": "cuda", "workload": None},
+            "54.8 tokens/s (other backend); measured: RTX 4090, CUDA, drafting (mtp)",
+        ),
+    ],
+)
+def test_a_speed_says_what_differs_and_where_it_was_measured(changes: dict[str, object], shown: str) -> None:
+    assert PLAN.speed is not None
+    with ControlServer(plan=changed(PLAN, speed=PLAN.speed.model_dump() | changes)) as server:
+        assert f"speed       {shown}" in ctl(server, "plan", "smol").stdout.splitlines()
+
+
+def test_host_memory_in_place_of_a_card_is_not_called_a_card() -> None:
+    """Nor is a second memory beside it, nor a driver that keeps some."""
+    on_host = changed(PLAN, card_kind="cpu", host_bytes=0)
+    host = changed(STATUS, card=changed(STATUS.card, kind="cpu", reserved_by_driver_bytes=0))
+    with ControlServer(plan=on_host, status=host) as server:
+        plan = ctl(server, "plan", "smol", "--explain").stdout
+        status = ctl(server, "status").stdout
+    assert "sum in host memory" not in plan
+    assert "IN MEMORY  DIFFERENCE" in plan
+    assert "kept by the driver" not in status
+
+
+def test_no_card_helps_a_model_that_is_trained_for_too_little() -> None:
+    """Said where alternatives are asked for; the smallest card is named once."""
+    alone = changed(PLAN, smallest_card=None)
+    with ControlServer(plan=[alone, PLAN, changed(alone, limit=None)]) as server:
+        said = "no card helps, as the model is trained for 8,192 tokens."
+        assert said in ctl(server, "plan", "smol", "--explain").stdout
+        assert ctl(server, "plan", "smol", "--explain").stdout.count("12 GiB") == 1
+        assert said not in ctl(server, "plan", "smol", "--explain").stdout
 
 
 def test_two_loads_have_two_tokens() -> None:
@@ -567,7 +677,7 @@ def test_admitted_line_may_carry_the_instance() -> None:
         done = ctl(server, "load", "smol")
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        "SmolLM2-135M: admitted, context 8192 tokens (2 slots of 4096, q8_0 cache); reserved 512.0 MiB",
+        "SmolLM2-135M: admitted, context 8,192 tokens (2 slots of 4,096, q8_0 cache); reserved 512.0 MiB",
         "SmolLM2-135M: admitted",
     ]
 

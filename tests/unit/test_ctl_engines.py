@@ -21,15 +21,17 @@ def test_list_shows_builds_and_what_is_wrong() -> None:
         done = ctl(server, "engine", "list")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["NAME", "VERSION", "RELEASE", "BACKEND", "USE", "SERVER"]
+    assert lines[0].split() == ["NAME", "VERSION", "RELEASE", "BACKEND", "USE"]
     assert "b11434" in lines[1] and "next" in lines[1]
     assert "b10434, stale" in lines[2] and "offered" in lines[2]
-    assert lines[3].split() == ["path", "-", "-", "unknown", "unusable", "/usr/bin/llama-server"]
-    assert lines[4] == "The next start uses b11434-cuda-sm86 (chosen)."
-    assert lines[5] == (
+    assert lines[3].split() == ["path", "-", "-", "unknown", "unusable"]
+    assert lines[4] == "b11434-cuda-sm86: /opt/engines/b11434-cuda-sm86/llama-server"
+    assert lines[6] == "path: /usr/bin/llama-server"
+    assert lines[7] == "The next start uses b11434-cuda-sm86 (chosen)."
+    assert lines[8] == (
         "SmolLM2-135M runs with another engine, /usr/bin/llama-server (1 (old)), until it is loaded again."
     )
-    assert lines[6] == "path: This llama-server cannot be used: It dies. Hint: Another one."
+    assert lines[9] == "path: This llama-server cannot be used: It dies. Hint: Another one."
 
 
 @pytest.mark.parametrize(

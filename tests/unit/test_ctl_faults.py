@@ -45,7 +45,7 @@ def properties(values: Mapping[str, str]) -> str:
         (
             NOT_RUNNING | {"ActiveState": "failed", "Result": "exit-code"},
             "failed",
-            "journalctl --user -u lllm3090d -n 20",
+            "journalctl --user-unit lllm3090d -n 20",
         ),
         (NOT_RUNNING | {"ActiveState": "activating", "SubState": "start"}, "starting", "Try again"),
         (NOT_RUNNING | {"ActiveState": "active", "SubState": "running"}, "elsewhere", "--socket"),
@@ -76,7 +76,7 @@ def test_systemd_that_cannot_be_asked_is_tolerated(tmp_path: Path, script: str) 
     """No user manager, or nonsense."""
     done = ctl(tmp_path / "none.sock", "status", env=fake_systemctl(tmp_path, script))
     assert done.exit_code == 3
-    assert "in a terminal of its own: lllm3090d" in done.stderr
+    assert "packaging/dev/user-manager --private -- bash" in done.stderr
 
 
 def test_systemctl_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tests.fakes.control_server import (
     ADMITTED,
     INSTANCE,
     LOADING,
+    MODELS,
     PLAN,
     READY,
     STATUS,
@@ -239,14 +240,19 @@ def test_encoding_of_the_terminal_is_no_obstacle() -> None:
 
 
 def on_terminal(
-    server: ControlServer, *arguments: str, stream: str, release: tuple[str, threading.Event] | None = None
+    server: ControlServer,
+    *arguments: str,
+    stream: str,
+    release: tuple[str, threading.Event] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> tuple[str, int]:
     """Run with one stream on a terminal; what was drawn there, and the exit status.
 
     The event of ``release`` is set as soon as its text was drawn.
     """
     ours, theirs = pty.openpty()
-    process = spawn_ctl(server, *arguments, env={"TERM": "xterm", "COLUMNS": "100"}, **{stream: theirs})
+    environment = {"TERM": "xterm", "COLUMNS": "100"} | dict(env or {})
+    process = spawn_ctl(server, *arguments, env=environment, **{stream: theirs})
     os.close(theirs)
     drawn = b""
     try:
@@ -264,7 +270,7 @@ def on_terminal(
 
 def test_tables_on_a_terminal_hold_names_in_check() -> None:
     """Neither escapes nor markup in a name are obeyed, and nothing is cut off."""
-    listing = wire.Instances(instances=(changed(INSTANCE, name="[red]x\x1b[2J[/]", unit="u" * 150 + "end"),))
+    listing = wire.Instances(instances=(changed(INSTANCE, name="[red]x\x1b[2J[/]" + "u" * 150 + "end"),))
     with ControlServer(instances=listing, plan=PLAN) as server:
         drawn, status = on_terminal(server, "ps", stream="stdout")
         assert status == 0
@@ -274,6 +280,33 @@ def test_tables_on_a_terminal_hold_names_in_check() -> None:
         assert drawn.count("u") >= 150
         drawn, _ = on_terminal(server, "plan", "x", "--explain", stream="stdout")
     assert "30 layers [x] 8192" in drawn
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, "80"), (80, ""), (80, "no number"), (100, "100")])
+def test_a_narrow_terminal_leaves_columns_out_and_says_so(width: int, columns: str) -> None:
+    """Where nobody tells the width, a terminal is taken to be 80 wide, as this one does not know its own."""
+    long = changed(MODELS.models[0], name="Qwen3.6-35B-A3B-Q4KS")
+    with ControlServer(models=changed(MODELS, models=(long,))) as server:
+        drawn, status = on_terminal(
+            server, "models", stream="stdout", env={"COLUMNS": columns, "NO_COLOR": "1"}
+        )
+    assert status == 0
+    head, row, note = drawn.splitlines()[:3]
+    assert head.startswith("NAME ")
+    assert row.startswith("Qwen3.6-35B-A3B-Q4KS  dense vision  ")
+    assert row.endswith("  ready")
+    assert width - 20 < len(row) <= width
+    assert note.startswith("(Left out for want of width: ")
+    assert "EVIDENCE" in note
+
+
+def test_the_head_of_a_table_is_bold_unless_that_is_not_wanted() -> None:
+    bold = "\x1b[1mNAME"
+    with ControlServer(models=MODELS) as server:
+        assert bold in on_terminal(server, "models", stream="stdout")[0]
+        assert bold not in on_terminal(server, "models", stream="stdout", env={"NO_COLOR": "1"})[0]
+        assert bold not in on_terminal(server, "models", stream="stdout", env={"TERM": "dumb"})[0]
+        assert bold not in ctl(server, "models").stdout
 
 
 def test_load_on_a_terminal_draws_a_bar() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllm3090ctl import exits, text
+from lllm3090ctl import exits, tables, text
 from lllm3090ctl.cli import cli
 from lllm3090ctl.documents import Document, parse
 from lllm3090ctl.failures import PROBLEM_TYPE_PREFIX, Failure, as_failure
@@ -48,15 +48,15 @@ def test_words_of_options_are_those_of_the_wire() -> None:
     """Each choice of the client is one of the daemon, and none is missing."""
     schema = wire.PlanBody.model_json_schema()
     choices = [
-        parameter for parameter in cli.commands["plan"].params if isinstance(parameter.type, click.Choice)
+        (parameter.name, parameter.type.choices)
+        for parameter in cli.commands["plan"].params
+        if isinstance(parameter.type, click.Choice)
     ]
     assert len(choices) == 7
-    for parameter in choices:
-        (described,) = (
-            part for part in schema["properties"][parameter.name]["anyOf"] if part.get("type") != "null"
-        )
+    for name, offered in choices:
+        (described,) = (part for part in schema["properties"][name]["anyOf"] if part.get("type") != "null")
         words = schema["$defs"][described["$ref"].rsplit("/", 1)[1]] if "$ref" in described else described
-        assert sorted(parameter.type.choices) == sorted(words["enum"]), parameter.name
+        assert sorted(offered) == sorted(words["enum"]), name
 
 
 @pytest.mark.parametrize(
@@ -189,4 +189,4 @@ def test_columns_are_aligned() -> None:
     table = text.Table(
         (text.Column("NAME"), text.Column("MIB", right=True), text.Column("X")), (("ab", "1.0", ""),)
     )
-    assert text.align(table) == "NAME  MIB  X\nab    1.0"
+    assert tables.align(table) == "NAME  MIB  X\nab    1.0"

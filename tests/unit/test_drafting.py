@@ -364,7 +364,7 @@ def test_more_copies_of_states_than_a_graph_of_the_engine_holds(
     if not refused:
         assert context_of(facts, launch).tokens == tokens
         return
-    with pytest.raises(LlmError, match="at most|too long") as caught:
+    with pytest.raises(LlmError, match=r"at most|too long") as caught:
         context_of(facts, launch)
     assert caught.value.code is ErrorCode.UNSUPPORTED_COMBINATION
     assert caught.value.hint == "Ask for drafts of at most 12 tokens."

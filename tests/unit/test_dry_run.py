@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pytest_subprocess import FakeProcess
 
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities, DryRunAbility
 from lllm3090d.engines.dry_run import DryRun, DryRuns, dry_run_arguments, parse_projection, result_key
@@ -21,7 +20,7 @@ from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.projection import Figures, Projection, Where
 from lllm3090d.planning.units import MIB
 from lllm3090d.store import FILE_NAME, Store
-from tests.unit.engine_captures import WITH_DRY_RUN, answers
+from tests.unit.engine_captures import WITH_DRY_RUN, Said, answers, write_program
 
 pytestmark = pytest.mark.unit
 
@@ -185,22 +184,16 @@ def test_what_its_arguments_cannot_express_is_refused() -> None:
 # --- runs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_remembered_across_restarts(
-    tmp_path: Path, fake_process: FakeProcess, store: Store
-) -> None:
+def test_a_result_is_remembered_across_restarts(tmp_path: Path, store: Store) -> None:
     run = dry_run(tmp_path, where=Where.DEVICE)
-    said = answers("dry_runs")["debian vulkan full"]
-    fake_process.register(
-        [str(tmp_path / "llama-fit-params"), "-m", str(CHECKPOINT), fake_process.any()],
-        stdout=said.stdout,
-        stderr=said.stderr,
-    )  # once: a second run would fail
+    program = write_program(tmp_path / "llama-fit-params", {"-m": answers("dry_runs")["debian vulkan full"]})
+    assert DryRuns(lambda: store).known(run) is None
     first = DryRuns(lambda: store).project(run)
     assert first.devices == (("Vulkan0", figures(92, 95, 108)),)
     store.close()
     again = Store(tmp_path / "state" / FILE_NAME)
-    assert DryRuns(lambda: again).project(run) == first
-    assert len(fake_process.calls) == 1
+    assert DryRuns(lambda: again).project(run) == first == DryRuns(lambda: again).known(run)
+    assert Path(f"{program}.calls").read_text(encoding="utf-8") == "-m\n"  # asked once
     again.close()
 
 
@@ -229,17 +222,12 @@ def test_what_a_result_depends_on(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_aborts_is_reported_with_the_engines_own_words(
-    name: str, told: str, tmp_path: Path, fake_process: FakeProcess, store: Store
+    name: str, told: str, tmp_path: Path, store: Store
 ) -> None:
     said = answers("dry_runs")[name]
     assert said.status == -6
     for status in (said.status, 134):  # seen from a shell between
-        fake_process.register(
-            [str(tmp_path / "llama-fit-params"), fake_process.any()],
-            stdout=said.stdout,
-            stderr=said.stderr,
-            returncode=status,
-        )
+        write_program(tmp_path / "llama-fit-params", {"-m": replace(said, status=status)})
         with pytest.raises(LlmError) as caught:
             DryRuns(lambda: store).project(dry_run(tmp_path))
         assert caught.value.code is ErrorCode.ENGINE_FAILED
@@ -249,10 +237,8 @@ def test_a_run_that_aborts_is_reported_with_the_engines_own_words(
     assert store.rows("SELECT count(*) FROM dry_runs") == [(0,)]
 
 
-def test_unknown_output_and_missing_ability_are_told(
-    tmp_path: Path, fake_process: FakeProcess, store: Store
-) -> None:
-    fake_process.register([str(tmp_path / "llama-fit-params"), fake_process.any()], stdout="Host: 3 GiB\n")
+def test_unknown_output_and_missing_ability_are_told(tmp_path: Path, store: Store) -> None:
+    write_program(tmp_path / "llama-fit-params", {"-m": Said(0, "Host: 3 GiB\n", "")})
     with pytest.raises(LlmError, match="form that is not known") as caught:
         DryRuns(lambda: store).project(dry_run(tmp_path))
     assert caught.value.details["last_lines"] == ["Host: 3 GiB"]

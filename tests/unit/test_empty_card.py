@@ -139,7 +139,7 @@ def test_the_backend_that_is_asked_for_decides() -> None:
         ({"vram": "NaN GiB"}, "'NaN GiB'"),
         ({"card": "rtx-4090", "vram": "12GiB"}, "a card has its own"),
         ({"card": "rtx-4090", "backend": "cpu"}, "card means a card"),
-        ({"vram": "12GiB", "desktop": True, "backend": "cpu"}, "vram and desktop means a card"),
+        ({"vram": "12GiB", "desktop": True, "backend": "cpu"}, "--vram and --desktop mean a card"),
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, object], said: str) -> None:

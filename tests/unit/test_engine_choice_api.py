@@ -21,10 +21,11 @@ from lllm3090d.serving.running import Instance
 from lllm3090d.settings import Settings, load_settings
 from lllm3090d.surfaces.control import ControlApi
 from tests.fakes.engine import install_fake_engine
+from tests.fakes.gated import Gate
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NAMES = ("managed", "b11434-vulkan", "b10434-cuda-sm86")
 
 
@@ -259,3 +260,34 @@ def test_nothing_runs_without_a_process() -> None:
     assert running_views(idle, None, None) == ()
     (view,) = running_views([running("a", "/x", "1", InstanceState.STOPPING)], None, None)
     assert not view.is_next
+
+
+def test_a_build_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path)
+    settings = settings_of(tmp_path)
+    directory = tmp_path / "engines" / "b1-vulkan"
+
+    def told(listing: Any, name: str) -> str:
+        each = next(each for each in listing["engines"] if each["name"] == name)
+        return str((each["problem"] or {}).get("detail", "well"))
+
+    async def test(api: Api) -> None:
+        await api.get()  # the others are known now
+        fail = "ulimit -c 0; kill -SEGV $$"
+        first = f'[ -e "$0.open" ] && {{ {fail}; }}; [ "$1" = --version ] || exit 3'
+        gate = Gate(directory / "llama-server", fail, first=first)
+        monkeypatch.setattr("lllm3090d.serving.engines.LIST_WAIT_S", 0.1)
+        status, listing = await api.select({"engine": "b11434-vulkan"})
+        assert (status, listing["next"], told(listing, "b11434-vulkan")) == (200, "b11434-vulkan", "well")
+        assert "is still being asked" in told(listing, "b1-vulkan")
+
+        chosen = asyncio.create_task(api.select({"engine": "b1-vulkan"}))  # who means it waits for it
+        await asyncio.to_thread(gate.wait_for_one)
+        assert (await api.select({"engine": "b10434-cuda-sm86"}))[0] == 200
+        (directory / "llama-server.open").touch()
+        await asyncio.to_thread(gate.let_go)
+        status, problem = await chosen
+        assert status == 503 and "SIGSEGV" in problem["detail"]
+        assert (await api.get())[1]["next"] == "b10434-cuda-sm86"
+
+    serve(tmp_path, settings, test)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pytest_subprocess import FakeProcess
 
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.help_text import (
@@ -20,47 +18,30 @@ from lllm3090d.engines.help_text import (
 )
 from lllm3090d.engines.probe import probe
 from lllm3090d.serving.engines import is_stale, release_tag
-from tests.unit.engine_captures import BUILDS, WITH_DRY_RUN, answers
+from tests.unit.engine_captures import BUILDS, WITH_DRY_RUN, Said, answers, write_program
 
 pytestmark = pytest.mark.unit
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+COMMANDS = ("version", "help", "list-devices")
 NO_DEVICE: tuple[str, ...] = ()
 
 
-def install(directory: Path, name: str, fake_process: FakeProcess, **changes: Any) -> Build:
-    """A build whose programs answer as the captured ones did, through faked processes."""
-    said, server = answers(name), directory / "llama-server"
-    programs = {"--version": "version", "--help": "help", "--list-devices": "list-devices"}
-    files = [server]
+def install(directory: Path, name: str, **changes: Said) -> Build:
+    """A build whose programs answer as the captured ones did."""
+    said = answers(name)
     if "fit-help" in said:
-        files.append(directory / "llama-fit-params")
-        answer = said["fit-help"]
-        fake_process.register(
-            [str(files[1]), "--help"],
-            stdout=answer.stdout,
-            stderr=answer.stderr,
-            returncode=answer.status,
-            occurrences=9,
-        )
-    for file in files:
-        file.write_text("", encoding="utf-8")
-        file.chmod(0o755)
-    for option, command in programs.items():
-        answer = said[command]
-        values: dict[str, Any] = {
-            "stdout": answer.stdout,
-            "stderr": answer.stderr,
-            "returncode": answer.status,
-        }
-        values |= changes.get(command.replace("-", "_"), {})
-        fake_process.register([str(server), option], occurrences=9, **values)
+        write_program(directory / "llama-fit-params", {"--help": said["fit-help"]})
+    commands = {command: changes.get(command.replace("-", "_"), said[command]) for command in COMMANDS}
+    server = write_program(
+        directory / "llama-server", {f"--{command}": answer for command, answer in commands.items()}
+    )
     return Build(server, (), "test", locked=False, name=name)
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_real_builds_are_understood_whole(name: str, tmp_path: Path, fake_process: FakeProcess) -> None:
-    capabilities = probe(install(tmp_path, name, fake_process))
+def test_real_builds_are_understood_whole(name: str, tmp_path: Path) -> None:
+    capabilities = probe(install(tmp_path, name))
 
     needed = {"--host", "-m", "-c", "-np", "-ctk", "-ctv", "-b", "-ub", "-fa", "-ngl", "--fit", "-ctxcp"}
     assert needed | {"--no-kv-unified", "-cram", "--checkpoint-min-step", "-ctkd"} <= capabilities.flags
@@ -195,24 +176,20 @@ def test_release_and_whether_it_is_another_than_the_pin(
         ("debian-11669-llvmpipe", ("Vulkan0",), Backend.VULKAN),
     ],
 )
-def test_devices(
-    name: str, devices: tuple[str, ...], backend: Backend, tmp_path: Path, fake_process: FakeProcess
-) -> None:
+def test_devices(name: str, devices: tuple[str, ...], backend: Backend, tmp_path: Path) -> None:
     assert parse_devices(answers(name)["list-devices"].stdout) == (devices, backend)
-    capabilities = probe(install(tmp_path, name, fake_process))
+    capabilities = probe(install(tmp_path, name))
     assert (capabilities.devices, capabilities.backend) == (devices, backend)
 
 
-def test_a_list_of_devices_that_fails_is_unknown_and_not_cpu(
-    tmp_path: Path, fake_process: FakeProcess
-) -> None:
-    build = install(tmp_path, "b11434", fake_process, list_devices={"returncode": 1, "stdout": ""})
+def test_a_list_of_devices_that_fails_is_unknown_and_not_cpu(tmp_path: Path) -> None:
+    build = install(tmp_path, "b11434", list_devices=Said(1, "", ""))
     assert probe(build).backend is Backend.UNKNOWN
 
 
 @pytest.mark.parametrize("name", WITH_DRY_RUN)
-def test_dry_runs_are_offered_where_they_print(name: str, tmp_path: Path, fake_process: FakeProcess) -> None:
-    ability = probe(install(tmp_path, name, fake_process)).dry_run
+def test_dry_runs_are_offered_where_they_print(name: str, tmp_path: Path) -> None:
+    ability = probe(install(tmp_path, name)).dry_run
     assert ability is not None
     assert ability.program == tmp_path / "llama-fit-params"
     assert ability.can_project

@@ -165,6 +165,10 @@ def test_they_change_the_plan_and_not_only_the_command_line() -> None:
         ("-fa off", "flash attention"),
         ("-fa auto", "flash attention"),
         ("--cache-ram -1", "without a limit"),
+        ("--cache-ram 2147483647", "more than 1073741824"),
+        ("--ctx-checkpoints 257", "more than 256"),
+        ("--image-max-tokens 2147483647", "more than 1048576"),
+        ("--n-cpu-moe 10001", "more than 10000"),
         ("--ctx-checkpoints -1", "not negative"),
         ("--rope-scale 4", "follows from the context"),
         ("--load-mode mlock", "locked"),
@@ -238,9 +242,36 @@ def test_what_was_asked_for_outranks_what_was_set() -> None:
 def test_one_load_does_not_ask_twice() -> None:
     found = extra("-c 8192 -ctk q8_0")
     check_asked_once(PlanRequest(context_tokens=8192, parallel=2), found)
-    with pytest.raises(LlmError, match="context_tokens was asked for twice: 4096, and 8192") as caught:
+    with pytest.raises(LlmError, match="--context was asked for twice: 4096, and 8192") as caught:
         check_asked_once(PlanRequest(context_tokens=4096), found)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("asked", "line", "words"),
+    [
+        (PlanRequest(unified=True), "-no-kvu", "--unified was asked for twice: on, and off in"),
+        (PlanRequest(unified=True), "-kvu -no-kvu", "--unified was asked for twice: on, and off in"),
+        (PlanRequest(cache_on_host=True), "-kvo", "--cache-on-host was asked for twice: on, and off in"),
+        (
+            PlanRequest(drafting=Drafting.AUTO),
+            "--spec-type none",
+            "--draft was asked for twice: auto, and off",
+        ),
+    ],
+)
+def test_what_is_usual_contradicts_where_it_is_said(asked: PlanRequest, line: str, words: str) -> None:
+    with pytest.raises(LlmError, match=words) as caught:
+        check_asked_once(asked, extra(line))
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    check_asked_once(PlanRequest(), extra(line))
+    assert merged(PlanRequest(), extra(line).request) == extra(line).request
+
+
+def test_what_nobody_says_contradicts_nothing() -> None:
+    asked = PlanRequest(unified=True, cache_on_host=True, context_tokens=4096)
+    for line in ("", "-kvu -nkvo", "-no-kvu -kvu", "-c 0", "--threads 4"):
+        check_asked_once(asked, extra(line))
 
 
 def test_settings_for_every_model_and_for_one() -> None:

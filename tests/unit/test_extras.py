@@ -109,16 +109,18 @@ def test_the_record_keeps_them(world: World) -> None:
 def test_a_model_that_runs_has_what_was_asked_for(world: World) -> None:
     settings(world, {"*": ("--seed", "1")})
     load(world, "-c 8192 --threads 4")
-    for line in ("", "--threads 4", "-c 8192", "--seed 1 -c 8000"):  # padded, it is the same context
+    for line in ("", "--threads 4", "-t 4", "-c 8192", "--seed 1 -c 8000"):  # padded, it is the same context
         assert any(isinstance(effect, Joined) for effect in load(world, line, token="t2")), line
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--threads 8", "not started with --threads 8"),
-        ("-c 4096", "context 8192 instead of 4096"),
-        ("--cache-ram 7", "prompt cache 1024 instead of 7"),
+        ("--threads 8", "m runs without `--threads 8`; "),
+        ("-c 4096", "with context 8,192 instead of 4,096"),
+        ("--cache-ram 7", "prompt cache 1,024 instead of 7"),
+        ("--kv-unified", "m runs without a pool that its slots share; "),
+        ("-np 3 -t 3", "m runs with slots 2 instead of 3 and without `-t 3`; "),
         ("--ctx-checkpoints 0", "context checkpoints 8 instead of 0"),
     ],
 )

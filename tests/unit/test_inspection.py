@@ -346,11 +346,15 @@ def test_what_has_no_header_is_refused(lookup: Lookup, tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("not a model")
     (tmp_path / "circle.gguf").symlink_to("circle.gguf")
     os.mkfifo(tmp_path / "fifo.gguf")
-    names = ("text.gguf", "circle.gguf", "fifo.gguf", "missing.gguf", "n" * 300, "text.gguf/below.gguf", ".")
+    names = ("text.gguf", "circle.gguf", "fifo.gguf", "n" * 300, ".")
     for path in (tmp_path / name for name in names):
         with pytest.raises(LlmError) as caught:
             by_path(lookup, path)
         assert caught.value.code is ErrorCode.BAD_CHECKPOINT
+    for path in (tmp_path / "missing.gguf", tmp_path / "text.gguf/below.gguf"):
+        with pytest.raises(LlmError) as caught:
+            by_path(lookup, path)
+        assert caught.value.code is ErrorCode.NO_SUCH_FILE
     with pytest.raises(LlmError) as caught:
         inspect(lookup, InspectBody(model="nobody"))
     assert caught.value.code in (ErrorCode.NO_MODELS, ErrorCode.UNKNOWN_MODEL)

@@ -73,6 +73,13 @@ def test_status(systemd: socket.socket, notifier: Notifier) -> None:
     assert received(systemd) == ["STATUS=qwen ready"]
 
 
+def test_a_status_is_short_enough_to_be_taken(systemd: socket.socket, notifier: Notifier) -> None:
+    """With a longer message systemd would ignore READY=1 in it too, and wait for ever."""
+    notifier.ready("é" * 100_000)
+    message = systemd.recv(1 << 20)
+    assert message.startswith(b"READY=1\nSTATUS=") and len(message) < 4096
+
+
 def test_reloading_tells_the_time_as_systemd_needs_it(systemd: socket.socket, notifier: Notifier) -> None:
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notifier.reloading()

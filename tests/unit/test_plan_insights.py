@@ -24,7 +24,7 @@ from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.limits import limit
 from lllm3090d.planning.planner import CappedBy, Features, Planner, PlanRequest, Room
 from lllm3090d.planning.quote import Place
-from lllm3090d.planning.request import Drafting, Offload, RopeScaling
+from lllm3090d.planning.request import Drafting, Offload, RopeScaling, option_of
 from lllm3090d.planning.reserves import BudgetLine
 from lllm3090d.planning.smallest_card import agent_window_tokens, smallest_card
 from lllm3090d.planning.units import MIB
@@ -121,6 +121,13 @@ def test_every_kind_of_alternative_is_tried_above(projector: ProjectorFacts) -> 
     assert asks >= {"--parallel", "--slot-policy", "--cache-type", "--draft", "--projector", "--offload"}
 
 
+def test_fields_are_told_as_the_clients_options() -> None:
+    options = {each.name: {*each.opts, *each.secondary_opts} for each in cli.commands["plan"].params}
+    for name in PlanBody.model_fields:
+        if name not in {"model", "arguments"}:
+            assert option_of(name) in options[name]
+
+
 @pytest.mark.parametrize(
     "module", ["planning/refusal.py", "planning/alternatives.py", "planning/slots.py", "gpus/profiles.py"]
 )
@@ -208,15 +215,31 @@ def test_the_smallest_card_just_suffices(model: str) -> None:
     assert small is not None
     assert small.window_tokens == window
     assert small.reserve_bytes == 2912 * MIB
-    asked = replace(question.request, context_tokens=window, parallel=1, drafting=Drafting.ON)
-    if not question.facts.has_mtp:
-        asked = replace(asked, drafting=None)
+    asked = replace(question.request, context_tokens=window, parallel=1)
     enough = replace(question, request=asked, room=Room(small.launch_bytes, None))
     assert enough.plan().window_tokens >= window
     with pytest.raises(LlmError) as caught:
         replace(enough, room=Room(small.launch_bytes - 1, None)).plan()
     assert caught.value.code is ErrorCode.INSUFFICIENT_MEMORY
     assert (small.gib - 1) * GIB < small.total_bytes <= small.gib * GIB
+
+
+def test_drafting_is_no_reason_for_a_larger_card_unless_it_is_asked_for() -> None:
+    """The planner gives it up where the window would not fit with it, so it is not in the price either."""
+    found = {}
+    for each in (None, *Drafting):
+        card = smallest_card(
+            planner("qwen3.5-27b-mtp", 2.0, PlanRequest(drafting=each)), driver_bytes=0, desktop_bytes=0
+        )
+        assert card is not None
+        found[each] = card.launch_bytes
+    assert found[None] == found[Drafting.AUTO] == found[Drafting.OFF] < found[Drafting.ON]
+    question = planner("qwen3.5-27b-mtp", 2.0)
+    insisting = replace(question, policy=replace(question.policy, drafting=Drafting.ON))
+    card = smallest_card(insisting, driver_bytes=0, desktop_bytes=0)
+    assert card is not None and card.launch_bytes == found[Drafting.ON]
+    enough = replace(question, room=Room(found[None], None)).plan()
+    assert enough.launch.draft is None and enough.window_tokens >= 40_960
 
 
 def test_the_placement_that_was_asked_for_is_no_advice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,15 @@ from lllm3090d.planning.launch import Draft
 from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.planner import CappedBy, PlanRequest, plan
 from lllm3090d.planning.quote import Place, price
-from lllm3090d.planning.request import Drafting, Features, Offload, ProjectorPlace, Room, SlotPolicy
+from lllm3090d.planning.request import (
+    Drafting,
+    Features,
+    Offload,
+    ProjectorPlace,
+    Room,
+    SlotPolicy,
+    option_of,
+)
 from lllm3090d.planning.rope import RopeScaling
 from lllm3090d.planning.slots import MAX_AUTO_PARALLEL
 from lllm3090d.planning.stretch import Stretch
@@ -172,7 +181,8 @@ def test_a_context_without_slots_is_shared_by_two_where_they_have_a_page_and_fit
     assert (made.parallel, made.window_tokens) == (2, 4096)
     assert made.notes == ("2 slots, as no number was asked for",)
     small = plan_of(LLAMA_8B, PlanRequest(context_tokens=2047))
-    assert (small.parallel, small.context_tokens, small.notes) == (1, 2048, ())
+    assert (small.parallel, small.context_tokens) == (1, 2048)
+    assert small.notes == ("2,048 tokens instead of 2,047: whole cells for each slot",)
     assert plan_of(LLAMA_8B, PlanRequest(context_tokens=2048)).parallel == 2
     # A state-space model keeps a state for every slot.
     one, two = (need_of("mamba-2.8b", PlanRequest(context_tokens=4096, parallel=n)) for n in (1, 2))
@@ -217,6 +227,8 @@ def test_batches_as_asked() -> None:
     assert (made.batch_tokens, made.micro_batch_tokens) == (1024, 256)
     made = plan_of(LLAMA_8B, PlanRequest(8192, micro_batch_tokens=4096)).launch
     assert (made.batch_tokens, made.micro_batch_tokens) == (4096, 4096)  # a micro batch is part of a batch
+    made = plan_of(LLAMA_8B, PlanRequest(8192, batch_tokens=100)).launch
+    assert (made.batch_tokens, made.micro_batch_tokens) == (100, 100)
 
 
 def test_one_pool_and_whole_sliding_caches_as_asked() -> None:
@@ -242,27 +254,53 @@ def test_one_pool_and_whole_sliding_caches_as_asked() -> None:
 def test_zero_is_not_unset(request_: PlanRequest, field: str) -> None:
     error = refusal(SMOLLM2, request_)
     assert error.code is ErrorCode.INVALID_REQUEST
-    assert field in error.message
+    assert field in error.details and option_of(field) in error.message
+
+
+def test_stretching_without_a_longer_window_says_that_nothing_is_stretched() -> None:
+    for request in (
+        PlanRequest(rope_scaling=RopeScaling.YARN),
+        PlanRequest(8192, 1, rope_scaling=RopeScaling.YARN),
+    ):
+        made = plan_of(SMOLLM2, request)
+        assert made.rope is None
+        assert any("more than 8,192 tokens for each slot" in note for note in made.notes)
+    longer = plan_of(SMOLLM2, PlanRequest(16_384, 1, rope_scaling=RopeScaling.YARN))
+    assert longer.rope is not None and longer.notes == ()
+
+
+def test_the_policy_window_tells_what_it_leaves() -> None:
+    policy = PlanRequest(slot_policy=SlotPolicy.WINDOW)
+    four = PlanRequest(4 * 8192, 4)
+    six = need_of(SMOLLM2, PlanRequest(6 * 8192, 6))
+    made = plan_of(SMOLLM2, policy, room=six)
+    assert (made.parallel, made.window_tokens) == (4, 8192)
+    (note,) = made.notes
+    unused = int(note.split()[0].replace(",", ""))
+    assert 2 * 8192 - PAGE_TOKENS * 4 <= unused <= 2 * 8192 + PAGE_TOKENS * 4
+    assert plan_of(SMOLLM2, policy, room=need_of(SMOLLM2, four)).notes == ()
 
 
 def test_a_window_beyond_the_training_is_refused() -> None:
     error = refusal(SMOLLM2, PlanRequest(context_tokens=20_000, parallel=1))
     assert error.code is ErrorCode.UNSUPPORTED_COMBINATION
-    assert "8192" in error.message
-    assert error.hint == "Ask for at most 8192 tokens, or for 3 slots."
+    assert "trained for 8,192" in error.message
+    assert error.hint == "Ask for at most --context 8192, or for --parallel 3."
     assert error.details["largest_context_tokens"] == 8192
     plan_of(SMOLLM2, PlanRequest(context_tokens=20_000, parallel=3))
-    assert refusal(SMOLLM2, PlanRequest(context_tokens=20_000)).hint == error.hint.replace("8192", "16384")
+    unasked = refusal(SMOLLM2, PlanRequest(context_tokens=20_000))
+    assert unasked.hint == error.hint.replace("8192", "16384")
+    assert "in 2 slots, as no number was asked for, are 10,000 in each" in unasked.message
 
 
 def test_a_window_below_a_page_is_refused() -> None:
     error = refusal(SMOLLM2, PlanRequest(context_tokens=4096, parallel=5))
     assert error.code is ErrorCode.UNSUPPORTED_COMBINATION
-    assert error.hint == "Ask for at least 5120 tokens, or for 4 slots at most."
+    assert error.hint == "Ask for at least --context 5120, or for at most --parallel 4."
     plan_of(SMOLLM2, PlanRequest(context_tokens=4096, parallel=4))
     plan_of(SMOLLM2, PlanRequest(context_tokens=5120, parallel=5))
     alone = refusal(SMOLLM2, PlanRequest(context_tokens=1023))
-    assert alone.hint == "Ask for at least 1024 tokens."
+    assert alone.hint == "Ask for at least --context 1024."
 
 
 def test_more_slots_than_the_engine_has_are_refused() -> None:
@@ -321,7 +359,7 @@ def test_a_window_in_which_an_agent_can_work_comes_before_drafting() -> None:
     without = plan_of(DRAFTING, room=need - 1)
     assert without.launch.draft is None
     assert without.window_tokens > 40_960
-    assert without.notes == ("without drafting: with it no window of 40960 tokens would fit",)
+    assert without.notes == ("without drafting: with it no window of 40,960 tokens would fit",)
     insisting = plan_of(DRAFTING, PlanRequest(drafting=Drafting.ON), room=need - 1)
     assert insisting.launch.draft is not None
     assert insisting.window_tokens == 39_936
@@ -339,6 +377,40 @@ def test_a_context_that_was_asked_for_comes_before_drafting() -> None:
     assert refusal(DRAFTING, PlanRequest(8192, 1, drafting=Drafting.ON), room=need - 1)
     nothing = refusal(DRAFTING, room=1 << 30)
     assert nothing.code is ErrorCode.INSUFFICIENT_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("model", "question", "why"),
+    [
+        (LLAMA_8B, {}, "neither this model nor a file beside it drafts with this engine"),
+        (
+            DRAFTING,
+            {"features": Features(Backend.VULKAN, drafts_itself=False)},
+            "neither this model nor a file beside it drafts with this engine",
+        ),
+        (DRAFTING, {"policy": replace(POLICY, drafting=Drafting.OFF)}, "drafting is off"),
+        (DRAFTING, {"backend": Backend.CPU}, "nothing drafts here unless it is asked for (--draft on)"),
+    ],
+)
+def test_a_length_of_drafts_without_a_draft_is_not_passed_over(
+    model: str, question: dict[str, Any], why: str
+) -> None:
+    made = plan_of(model, PlanRequest(8192, 1, draft_tokens=5), **question)
+    assert made.launch.draft is None
+    assert made.notes == (f"--draft-tokens 5 is without effect: {why}",)
+    plain = plan_of(model, PlanRequest(8192, 1), **question)
+    assert plain == replace(made, notes=())
+
+
+def test_a_length_of_drafts_says_that_drafting_was_given_up() -> None:
+    need = need_of(DRAFTING, PlanRequest(8192, 1, drafting=Drafting.ON, draft_tokens=5))
+    request = PlanRequest(8192, 1, draft_tokens=5)
+    assert plan_of(DRAFTING, request, room=need).notes == ()
+    made = plan_of(DRAFTING, request, room=need - 1)
+    assert made.notes == (
+        "without drafting: with it nothing would fit",
+        "--draft-tokens 5 is without effect: drafting was given up",
+    )
 
 
 # --- projector ---
@@ -392,6 +464,10 @@ def test_without_a_card_a_projector_has_one_place() -> None:
     )
     assert made.with_projector
     assert made.quote.item("projector").place is Place.CARD
+    assert made.notes == ()
+    on_card = PlanRequest(projector=ProjectorPlace.CARD)
+    other = plan_of(LLAMA_8B, on_card, projector=projector_of(800), backend=Backend.CPU)
+    assert other == replace(made, notes=("projector in host memory: there is no card",))
     assert plan_of(LLAMA_8B, projector=projector_of(800), backend=Backend.CPU).notes == ()
 
 

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lllm3090d.engines.capabilities import Backend
+from lllm3090d.engines.capabilities import Backend, DryRunAbility
+from lllm3090d.engines.dry_run_queue import MOST_WAITING
+from lllm3090d.engines.help_text import parse_help
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import CappedBy
 from lllm3090d.planning.quote import Evidence
-from lllm3090d.planning.request import ProjectorPlace, RopeScaling
+from lllm3090d.planning.request import ProjectorPlace, RopeScaling, option_of
 from lllm3090d.planning.units import MIB
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.previews import Previews
 from lllm3090d.wire import PlanBody, PlanView
+from tests.fakes.gated import Gate
 from tests.fakes.gguf_files import write_gemma3, write_projector
 from tests.fakes.model_files import published, write
 from tests.fakes.plan_desk import HOST, Desk
+from tests.unit.engine_captures import answers
 
 pytestmark = pytest.mark.unit
 
@@ -264,15 +271,33 @@ def test_a_machine_without_a_card_borrows_one(desk: Desk) -> None:
     assert view.card_kind is CardKind.NVIDIA
     assert budget(view) == {"total": 24576, "driver": -512}
     assert view.argv == ()
+    assumed = "this machine has no card: NVIDIA GeForce RTX 3090 is assumed"
+    assert assumed in view.notes
+    assert assumed in plan(desk, "qwen3.8-27b", backend="cuda").notes
+    named = plan(desk, card="rtx-4090")
+    assert not any("no card" in note for note in named.notes)
+    assert any(
+        "a build for vulkan is assumed" in note for note in plan(desk, "qwen3.8-27b", card="rtx-4090").notes
+    )
 
 
 def test_a_refusal_for_another_card_says_so(desk: Desk) -> None:
     put(desk, "gemma-3-27b")
     error = refusal(desk, "gemma-3-27b", vram="8GiB")
-    assert error.message.startswith("On any card with 8 GiB with nothing on it:")
+    assert " a card with 8 GiB can give " in error.message
     assert error.details["verdict"] == "too-big"
     assert error.details["ours"] == []
     assert error.details["card"]["present"] is False
+
+
+def test_a_desktop_that_is_in_the_way_is_named(desk: Desk) -> None:
+    put(desk, "llama-3.1-8b")
+    error = refusal(desk, "llama-3.1-8b", vram="7.5GiB", desktop=True)
+    assert error.details["fits_headless"] is True
+    assert " a card with 7.5 GiB and a desktop can give " in error.message
+    assert (error.hint or "").startswith("Without a desktop (--headless) it would fit as asked. ")
+    assert plan(desk, "llama-3.1-8b", vram="7.5GiB", desktop=False).fits
+    assert "fits_headless" not in refusal(desk, "llama-3.1-8b", vram="2GiB", desktop=True).details
 
 
 def test_a_card_without_room_for_its_reserves_refuses(desk: Desk) -> None:
@@ -366,6 +391,7 @@ def test_a_preview_ignores_nothing_that_was_asked_for(desk: Desk, asked: dict[st
     error = refusal(desk, "qwen3.8-27b", **asked)
     assert error.code is ErrorCode.UNSUPPORTED_COMBINATION
     assert error.details["fields"] == list(asked)
+    assert all(option_of(field) in error.message for field in asked)
     assert "Qwen3.8-27B-UD-Q4_K_S.gguf" in (error.hint or "")
 
 
@@ -379,6 +405,13 @@ def test_a_preview_that_does_not_fit_has_ledger_verdict_and_download(desk: Desk)
     assert "18 GiB" in (error.hint or "")
     large = refusal(desk, "qwen3.8-27b", context_tokens=262_144, parallel=1, vram="20GiB")
     assert (large.code, large.details["verdict"]) == (ErrorCode.INSUFFICIENT_MEMORY, "too-big")
+    assert sum(item["bytes"] for item in large.details["items"]) == pytest.approx(
+        large.details["needed_bytes"], abs=16
+    )
+    assert large.hint is not None
+    fitting = re.search(r"--context (\d+) --parallel 1", large.hint)
+    assert fitting is not None
+    assert plan(desk, "qwen3.8-27b", context_tokens=int(fitting[1]), parallel=1, vram="20GiB").fits
 
 
 def test_a_card_that_cannot_compute_a_model_is_told_first(desk: Desk) -> None:
@@ -392,6 +425,25 @@ def test_a_card_that_cannot_compute_a_model_is_told_first(desk: Desk) -> None:
     put(desk, "llama-3.1-8b", "Tiny-1B", "tiny-Q8_0.gguf")
     assert plan(desk, "tiny-1b").verdict is Verdict.CAPABILITY
     assert plan(desk, "tiny-1b", card="rtx-5090").verdict is Verdict.OK
+
+
+def test_only_a_plan_is_made_of_a_model_that_is_not_on_disk(desk: Desk) -> None:
+    for there in (False, True):
+        if there:
+            put(desk, QWEN)
+        with pytest.raises(LlmError) as caught:
+            desk.lookup.model("qwen3.8-27b")
+        error = caught.value
+        assert error.code is ErrorCode.UNKNOWN_MODEL
+        assert error.message == "Qwen3.8-27B is not on disk; it is to be had from unsloth/Qwen3.8-27B-GGUF."
+        assert "Qwen3.8-27B-UD-Q4_K_S.gguf" in (error.hint or "")
+        assert str(desk.settings.models_dir / "Qwen3.8-27B") in (error.hint or "")
+
+
+def test_a_refusal_names_the_model_as_the_library_does(desk: Desk) -> None:
+    put(desk, QWEN, "My-Model")
+    error = refusal(desk, "my-model", vram="2GiB")
+    assert error.message.startswith("My-Model with ")
 
 
 def test_a_model_nobody_knows_is_unknown(desk: Desk) -> None:
@@ -434,3 +486,48 @@ def test_without_an_engine_nothing_can_be_compared(desk: Desk) -> None:
     put(desk, QWEN)
     desk.lookup.next_engine = NO_ENGINE
     assert refusal(desk, check=True, card="rtx-4090").code is ErrorCode.ENGINE_NOT_FOUND
+
+
+def test_a_dry_run_that_hangs_keeps_nobody_from_planning(desk: Desk) -> None:
+    """Of many that ask for one some wait, the rest is told so at once; who leaves makes room."""
+    put(desk, QWEN)
+    assert not isinstance(desk.lookup.next_engine, LlmError)
+    build, capabilities = desk.lookup.next_engine
+    gate = Gate(build.server.parent / "llama-fit-params", "echo Host 1 2 3")
+    flags = parse_help(answers("b11434")["fit-help"].stdout)[0]
+    ability = DryRunAbility(gate.program, flags)
+    desk.lookup.next_engine = build, replace(capabilities, dry_run=ability)
+    previews = Previews(desk.daemon)
+
+    async def ask(number: int, *, check: bool = True) -> PlanView:
+        body = {"model": QWEN, "context_tokens": 4096 + 256 * number, "parallel": 1, "check": check}
+        return await previews.plan(PlanBody.model_validate(body))
+
+    async def main() -> None:
+        asked = {asyncio.create_task(ask(number)) for number in range(40)}
+        turned_away = 40 - MOST_WAITING - 1
+        for answer in islice(asyncio.as_completed(asked), turned_away):
+            check = (await answer).engine_check
+            assert check is not None and check.agrees is None
+            assert check.text == "not asked: other dry runs are waiting"
+        await asyncio.to_thread(gate.wait_for_one)
+        assert (await ask(0, check=False)).engine_check is None
+
+        waiting = [each for each in asked if not each.done()]
+        assert len(waiting) == MOST_WAITING + 1
+        for each in waiting:
+            each.cancel()
+        assert len(await asyncio.gather(*waiting, return_exceptions=True)) == len(waiting)
+        late = asyncio.create_task(ask(99))
+        await asyncio.to_thread(gate.let_go)  # the one that was made, for nobody now
+        await asyncio.to_thread(gate.wait_for_one)
+        await asyncio.to_thread(gate.let_go)
+        check = (await late).engine_check
+        assert check is not None and check.engine
+        assert gate.passed() == 2
+
+    async def in_time() -> None:
+        async with asyncio.timeout(100):
+            await main()
+
+    asyncio.run(in_time())

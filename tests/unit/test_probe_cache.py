@@ -15,6 +15,7 @@ from lllm3090d.engines.probe import Texts
 from lllm3090d.engines.probe_cache import ProbeCache, pack, surroundings, unpack
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.store import FILE_NAME, Store
+from tests.fakes.gated import Gate
 
 pytestmark = pytest.mark.unit
 
@@ -60,6 +61,7 @@ def put(build: Build, suffix: str, text: str) -> None:
     Path(f"{build.server}.{suffix}").write_text(text, encoding="utf-8")
 
 
+DEADLINE_S = 60.0
 ALL = ["--help", "--list-devices", "--version"]
 
 
@@ -119,22 +121,30 @@ def test_a_list_that_failed_is_not_kept_and_the_rest_is(tmp_path: Path, store: S
     assert calls(build) == []
 
 
-def test_a_gpu_build_without_a_device_is_asked_again(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Clock:
+    """The real one, put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def test_a_gpu_build_without_a_device_is_asked_again(tmp_path: Path, store: Store) -> None:
     """Its driver may come later; cpu is what it is until then."""
     build = install(tmp_path / "b")
     (tmp_path / "b" / "libggml-cuda.so").write_bytes(b"library")
     assert has_gpu_library(build)
-    cache = ProbeCache(store=lambda: store)
+    clock = Clock()
+    cache = ProbeCache(store=lambda: store, clock=clock)
     assert cache.get(build).backend is cache.get(build).backend is Backend.CPU
     assert calls(build) == ALL  # not at every call
     assert ProbeCache(store=lambda: store).get(build).backend is Backend.CPU
     assert calls(build) == ["--list-devices"]  # nor kept for the next daemon
 
     put(build, "devices", DEVICE)
-    now_s = time.monotonic() + probe_cache.NO_DEVICE_RETRY_S
-    monkeypatch.setattr("lllm3090d.engines.probe_cache.time.monotonic", lambda: now_s)
+    clock.ahead_s = probe_cache.NO_DEVICE_RETRY_S
     assert cache.get(build).backend is Backend.CUDA
     assert calls(build) == ["--list-devices"]
 
@@ -180,6 +190,102 @@ def test_a_fit_params_that_fails_is_none(tmp_path: Path) -> None:
     assert ProbeCache().get(build).dry_run is None
     (tmp_path / "b" / "llama-fit-params").chmod(0o644)
     assert fit_params(build) is None
+
+
+# --- builds that cannot be asked ---------------------------------------------------------------------------------
+
+
+SILENT = '#!/bin/sh\necho "$1" >> "$0.calls"\nexec sleep 600\n'
+
+
+def broken(directory: Path, text: str) -> Build:
+    build = install(directory)
+    build.server.write_text(text, encoding="utf-8")
+    return build
+
+
+def test_a_slow_failure_is_remembered_for_a_while(tmp_path: Path) -> None:
+    build, clock = broken(tmp_path / "b", SILENT), Clock()
+    cache = ProbeCache(time_limit_s=0.3, clock=clock)
+    with pytest.raises(LlmError, match=r"within 0\.3 s") as first:
+        cache.get(build)
+    assert calls(build) == ALL
+    with pytest.raises(LlmError) as again:
+        cache.get(build)
+    assert again.value is first.value
+    assert cache.ask_ahead(build).exception(0) is first.value
+    assert calls(build) == []
+
+    with pytest.raises(LlmError):
+        cache.get(build, again=True)  # somebody means this one
+    assert calls(build) == ALL
+    clock.ahead_s = probe_cache.FAILURE_KEPT_S + 1
+    with pytest.raises(LlmError):
+        cache.get(build)
+    assert calls(build) == ALL
+    (build.server.parent / "libllama.so.0").write_bytes(b"another build")
+    with pytest.raises(LlmError):
+        cache.get(build)
+    assert calls(build) == ALL
+
+
+def test_a_build_that_answers_again_is_not_held_to_its_failure(tmp_path: Path) -> None:
+    build = broken(tmp_path / "b", '#!/bin/sh\n[ -e "$0.ok" ] || exec sleep 600\n' + SERVER)
+    cache = ProbeCache(time_limit_s=2.0)
+    with pytest.raises(LlmError):
+        cache.get(build)
+    put(build, "ok", "")
+    with pytest.raises(LlmError):
+        cache.get(build)
+    assert cache.get(build, again=True) == cache.get(build)
+
+
+def test_a_failure_that_comes_at_once_is_found_anew(tmp_path: Path) -> None:
+    """Its cause may be gone: a library that was missing was installed."""
+    build = broken(tmp_path / "b", '#!/bin/sh\necho "$1" >> "$0.calls"\nexit 3\n')
+    cache = ProbeCache()
+    for _ in range(2):
+        with pytest.raises(LlmError, match="exit status 3"):
+            cache.get(build)
+        assert calls(build) == ALL
+
+
+def test_a_list_of_devices_that_hangs_is_remembered_too(tmp_path: Path, store: Store) -> None:
+    text = SERVER.replace("--list-devices)", '--list-devices) [ -e "$0.hang" ] && exec sleep 600')
+    build, clock = broken(tmp_path / "b", text), Clock()
+    put(build, "hang", "")
+    cache = ProbeCache(time_limit_s=2.0, store=lambda: store, clock=clock)
+    assert cache.get(build).backend is cache.get(build).backend is Backend.UNKNOWN
+    assert calls(build) == ALL
+    Path(f"{build.server}.hang").unlink()
+    assert cache.get(build).backend is Backend.UNKNOWN
+    assert cache.get(build, again=True).backend is Backend.CPU
+    assert calls(build) == ["--list-devices"]
+
+
+def test_no_build_waits_for_another(tmp_path: Path) -> None:
+    good, cache = install(tmp_path / "good"), ProbeCache()
+    gate = Gate(
+        tmp_path / "slow" / "llama-server",
+        'echo "version: 7 (abc)"',
+        first='case $1 in --help) echo "--model FNAME   model"; exit;; --list-devices) exit 1;; esac',
+    )
+    slow = Build(gate.program, (), "test", locked=False)
+    asked = cache.ask_ahead(slow)
+    gate.wait_for_one()
+    assert cache.get(good).backend is Backend.CPU
+    assert cache.ask_ahead(slow) is asked  # once is enough
+    assert not asked.done()
+    gate.let_go()
+    assert asked.result(DEADLINE_S).version == "7 (abc)"
+    assert gate.passed() == 1
+
+
+def test_a_file_that_is_gone_is_told_ahead_as_ever(tmp_path: Path) -> None:
+    build = Build(tmp_path / "none" / "llama-server", (), "test", locked=False)
+    with pytest.raises(LlmError) as caught:
+        ProbeCache().ask_ahead(build).result(DEADLINE_S)
+    assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
 
 
 # --- digests -------------------------------------------------------------------------------------------------------

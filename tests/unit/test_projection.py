@@ -197,7 +197,7 @@ def test_what_differs_is_told_with_both_ledgers() -> None:
     assert difference.engine_bytes == 13 * GIB
     assert difference.fraction == pytest.approx(-1 / 13)
     report = found.report()
-    assert "device -7.7% (12,288.0 against 13,312.0 MiB)" in report
+    assert "device -7.7 % (12,288.0 against 13,312.0 MiB)" in report
     assert "CUDA0: weights 11,264.0, context 1,024.0, compute 1,024.0 MiB" in report
     assert "device: weights 10,240.0" in report
     assert report.count("Host: ") == 2
@@ -210,7 +210,7 @@ def test_rounding_and_one_percent_are_tolerated() -> None:
             (("CUDA0", Figures(10 * GIB + shift, GIB, GIB)),), Figures(GIB, 0, 0), Where.DEVICE, 0
         )
         assert compare(OURS, engine).agrees is agrees, shift
-    assert "agree within 1%" in compare(OURS, OURS).report()
+    assert "the totals agree within 1 %" in compare(OURS, OURS).report()
     # Three figures rounded down by almost a MiB each are no difference, however small the model.
     tiny = Projection((), Figures(3 * MIB - 1, MIB - 1, MIB - 1), Where.HOST, 0)
     assert compare(tiny, Projection((), Figures(2 * MIB, 0, 0), Where.HOST)).agrees

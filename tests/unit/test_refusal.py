@@ -40,6 +40,10 @@ def f16(context: int, parallel: int | None = 1) -> PlanRequest:
     return PlanRequest(context, parallel, cache_type_k=CacheType.F16, cache_type_v=CacheType.F16)
 
 
+def tenths(text: str) -> int:
+    return int(text.replace(",", "").replace(".", ""))
+
+
 def test_a_refusal_shows_the_arithmetic() -> None:
     error = refusal(QWEN3_8B, PlanRequest(context_tokens=32_768), room=6000 * MIB)
     assert error.code is ErrorCode.INSUFFICIENT_MEMORY
@@ -50,13 +54,13 @@ def test_a_refusal_shows_the_arithmetic() -> None:
     assert sum(card) == details["needed_bytes"]
     assert details["smallest_bytes"] < details["needed_bytes"]
     found = re.search(
-        r"needs (\d+) MiB \((.*)\); the card can give (\d+) MiB now, so (\d+) MiB", error.message
+        r"needs ([\d,.]+) MiB \((.*)\); the card can give ([\d,.]+) MiB now, so ([\d,.]+) MiB", error.message
     )
     assert found is not None
     needed, terms, gives, missing = found.groups()
-    assert sum(int(term.rsplit(" ", 1)[1]) for term in terms.split(" + ")) == int(needed)
-    assert int(needed) == -(-details["needed_bytes"] // MIB)
-    assert int(needed) - int(gives) == int(missing)
+    assert sum(tenths(term.rsplit(" ", 1)[1]) for term in terms.split(" + ")) == tenths(needed)
+    assert tenths(needed) == -(-details["needed_bytes"] * 10 // MIB)
+    assert tenths(needed) - tenths(gives) == tenths(missing)
 
 
 def test_a_refusal_names_the_largest_context_that_fits() -> None:
@@ -64,7 +68,10 @@ def test_a_refusal_names_the_largest_context_that_fits() -> None:
     need = need_of(QWEN3_8B, nine)
     error = refusal(QWEN3_8B, PlanRequest(32_768, 1), room=need + MIB)
     assert error.details["largest_context_tokens"] == 9 * PAGE_TOKENS
-    assert error.hint is not None and "9216 tokens of context would fit in 1 slot." in error.hint
+    assert (
+        error.hint is not None
+        and "9,216 tokens of context would fit in 1 slot (--context 9216)." in error.hint
+    )
     assert "fits_with_q8_0" not in error.details  # the cache is q8_0 already
     assert plan_of(QWEN3_8B, nine, room=need + MIB).context_tokens == 9 * PAGE_TOKENS
 
@@ -74,15 +81,25 @@ def test_a_refusal_names_the_largest_number_of_slots_that_fits() -> None:
     error = refusal(QWEN3_8B, PlanRequest(parallel=6), room=three)
     assert error.details["largest_context_tokens"] is None
     assert error.details["largest_parallel"] == 3
-    assert error.hint is not None and "3 slots would fit." in error.hint
+    assert error.hint is not None and "3 slots would fit (--parallel 3)." in error.hint
     assert plan_of(QWEN3_8B, PlanRequest(parallel=3), room=three).parallel == 3
+
+
+def test_slots_are_named_for_the_context_that_was_asked_for() -> None:
+    """Where no number of slots holds it, the hint names a context beside the slots."""
+    asked = PlanRequest(200_000, 40)
+    error = refusal(QWEN3_8B, asked, room=need_of(QWEN3_8B, PlanRequest(3072, 3)))
+    assert error.hint is not None and "3 slots would fit (--parallel 3 --context 3072)." in error.hint
+    for remedy in remedies(asked, error.details, by_hand=False):
+        if remedy.offload is None:
+            assert remedy == replace(asked, context_tokens=3072, parallel=3)
 
 
 def test_a_quantised_cache_is_offered_where_it_would_do() -> None:
     need = need_of(QWEN3_8B, PlanRequest(32_768, 1))
     error = refusal(QWEN3_8B, f16(32_768), room=need)
     assert error.details["fits_with_q8_0"] is True
-    assert error.hint is not None and "With cache type q8_0 it would fit as asked." in error.hint
+    assert error.hint is not None and "(--cache-type q8_0) it would fit as asked." in error.hint
     error = refusal(QWEN3_8B, f16(32_768), room=need - 1)
     assert error.details["fits_with_q8_0"] is False
     assert error.details["largest_context_tokens_with_q8_0"] == 31_744
@@ -215,7 +232,9 @@ def test_remedies_work(
         drafting=drafting if facts.has_mtp or drafting is not Drafting.ON else None,
         projector=place,
         offload=offload,
-        gpu_layers=None if backend is Backend.CPU else gpu_layers,
+        gpu_layers=None
+        if gpu_layers is None or backend is Backend.CPU
+        else min(gpu_layers, len(facts.layers) + 1),
     )
     projector = projector_of(700)
     least = PlanRequest(PAGE_TOKENS * slots, slots, drafting=Drafting.OFF) if context is None else request

@@ -255,6 +255,11 @@ def test_bad_value_in_the_file_names_file_key_value_and_what_is_allowed(
     assert repr(shown) in error.message
 
 
+def test_a_long_bad_value_is_shown_in_part(tmp_path: Path) -> None:
+    error = refusal(tmp_path, f'engine_pin = "{"x" * 100_000}"')
+    assert "engine_pin = 'xxx" in error.message and len(error.message) < 1000
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "allowed"),
     [

@@ -126,7 +126,7 @@ def test_a_refusal_tells_of_every_card() -> None:
     assert [card["grantable_bytes"] for card in cards] == [4 * GIB, 12 * GIB]
     for card in cards:
         assert card["needed_bytes"] == sum(item["bytes"] for item in card["items"])
-        assert card["name"] in error.message and f"{card['grantable_bytes'] >> 20} MiB" in error.message
+        assert card["name"] in error.message and f"{card['grantable_bytes'] >> 20:,}.0 MiB" in error.message
     over = max(card["needed_bytes"] - card["grantable_bytes"] for card in cards)
     assert error.details["missing_bytes"] == over > 0
     # Together the cards have room enough: it is the second one that is too small for its share.

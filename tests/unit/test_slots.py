@@ -155,7 +155,7 @@ def test_an_explicit_number_is_honoured_beyond_the_automatic_limit(slots: int, w
 @pytest.mark.parametrize("slots", [34, 64, 1000])
 def test_too_many_slots_are_refused_with_the_most_that_fit(slots: int) -> None:
     card = Card(33_792)
-    with pytest.raises(LlmError, match=f"{slots} slots of at least 1024") as caught:
+    with pytest.raises(LlmError, match=f"{slots} slots of at least 1,024") as caught:
         requested_slots(slots, card.window, M)
     assert caught.value.code is ErrorCode.INSUFFICIENT_MEMORY
     assert caught.value.details["largest_parallel"] == 33

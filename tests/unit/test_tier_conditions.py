@@ -344,7 +344,7 @@ def test_the_page_says_what_the_code_does() -> None:
         f"A line below {LEAST_LINE_TOKENS:,} cells is not offered",
         f"whole pages of {DEVICE_PAGE_BYTES // MIB} MiB",
         f"where the line is at {LONG_LINE_TOKENS:,} cells or more",
-        f"({WORKING_DEPTH_TOKENS:,} tokens unless told otherwise)",
+        f"({WORKING_DEPTH_TOKENS:,} tokens; there is no",
         f"where it would be below {SHORT_LINE_TOKENS:,}",
     ):
         assert words in text

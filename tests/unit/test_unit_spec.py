@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -27,6 +28,7 @@ from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.unit_spec import (
     MEMORY_MAX_SLACK_BYTES,
+    MOST_BYTES,
     RECORD_SCHEMA,
     RECORD_VARIABLE,
     RUN_VARIABLE,
@@ -214,7 +216,7 @@ def test_the_record_gives_back_checkpoint_and_plan() -> None:
         LineItem,
         st.text(),
         st.sampled_from(Place),
-        st.integers(min_value=0, max_value=1 << 60),
+        st.integers(min_value=0, max_value=MOST_BYTES),
         st.sampled_from(Evidence),
         st.text(),
     ),
@@ -405,3 +407,22 @@ def test_the_engine_inherits_no_setting_of_ours_and_nothing_is_set_and_unset_at_
 def test_nothing_ties_the_unit_to_the_daemon() -> None:
     tying = {"PartOf", "BindsTo", "Requires", "StopPropagatedFrom", "ConsistsOf", "After", "Upholds"}
     assert tying.isdisjoint(spec_of().properties)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parallel": 257},
+        {"context_tokens": 1 << 31},
+        {"batch_tokens": 0},
+        {"launch": {"slot_tokens": -5}},
+        {"launch": {"line_tokens": -1}},
+        {"launch": {"tail_draft_tokens": 1 << 31}},
+        {"items": [{"name": "x", "place": "card", "bytes": 1 << 70, "evidence": "header", "formula": ""}]},
+    ],
+    ids=str,
+)
+def test_figures_that_no_launch_has_are_no_record(change: dict[str, Any]) -> None:
+    """Somebody else may have written it: it must neither block the card nor end the daemon."""
+    values = json.loads(record_of().model_dump_json()) | change
+    assert read_record([f"{RECORD_VARIABLE}={json.dumps(values)}"]) is None
