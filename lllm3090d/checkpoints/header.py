@@ -212,7 +212,8 @@ def _what_it_is(head: bytes) -> tuple[str, str]:
         return "it begins with zero bytes, as a file whose download never got so far", INCOMPLETE_HINT
     if head[8:10] == b'{"':
         return "it holds safetensors weights", "Fetch a GGUF conversion of the model."
-    return f"it begins with {head[:4]!r} instead of {MAGIC!r}", INCOMPLETE_HINT
+    found = printable(head[:4].decode("latin-1"))
+    return f"it begins with '{found}', not with '{MAGIC.decode()}'", INCOMPLETE_HINT
 
 
 def _metadata(cursor: Cursor, count: int) -> Iterator[tuple[str, Value, str, int]]:

@@ -212,8 +212,8 @@ def test_truncated_data_says_how_much_is_missing(tmp_path: Path) -> None:
         (b"PK\x03\x04archive/data.pkl", "ZIP archive"),
         (b'\x40\x00\x00\x00\x00\x00\x00\x00{"__metadata__":{}}', "safetensors"),
         (b"\0" * 4096, "zero bytes"),
-        (b"GGU", "instead of"),
-        (b"random bytes that are no model at all", "instead of"),
+        (b"GGU", "not with 'GGUF'"),
+        (b"random bytes that are no model at all", "not with 'GGUF'"),
     ],
 )
 def test_impostors(tmp_path: Path, content: bytes, words: str) -> None:
