@@ -49,7 +49,8 @@ def test_an_engine_that_fails_is_reported(llama_fit_params: Path, tmp_path: Path
 def test_the_recorded_table_is_all_zeroes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines[1:-2]]
+    rows = [line.split() for line in lines[1:-3]]
+    assert lines[-1].startswith("worst row by context and weights: ") and lines[-1].endswith(", 0 B apart")
     assert len(rows) == 23
     assert sum(int(row[1]) for row in rows) == 1822
     assert {tuple(row[3:6]) for row in rows} == {("0", "0", "0")}
