@@ -45,6 +45,7 @@ from lllm3090d.planning.slots import (
 from lllm3090d.planning.split import DeviceSplit
 from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.planning.tier import Tier
+from lllm3090d.planning.tier_conditions import shared_line_caution
 from lllm3090d.planning.tiering import tier_of, tiered
 from lllm3090d.planning.units import PAGE_TOKENS, round_up
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
@@ -409,8 +410,11 @@ class Planner:
         given = self.request.parallel
         # Positions are stretched for a window of that size, so it is that of one slot.
         several = context >= DEFAULT_PARALLEL * PAGE_TOKENS and not self._is_stretched(variant)
-        usual = DEFAULT_PARALLEL if several else 1
-        for slots in (given,) if given is not None else dict.fromkeys((usual, 1)):
+        candidates: tuple[int, ...] = (given,) if given is not None else (1,)
+        if given is None and several:
+            # One slot is tried where it could hold all of it, else its refusal would hide that memory is short.
+            candidates = (DEFAULT_PARALLEL, 1) if context <= variant.limit_tokens else (DEFAULT_PARALLEL,)
+        for slots in candidates:
             checks.check_context(
                 context, slots, variant.limit_tokens, self.facts, was_asked=given is not None
             )
@@ -437,6 +441,8 @@ class Planner:
         found, launch, way = tiered(variant, room, context, slots)
         if launch.line_tokens:
             notes += way.reasons
+            caution = shared_line_caution(launch.shape(self.facts))
+            notes += (caution,) if caution else ()
         else:
             notes.append("no tier: the whole cache fits on the card")
         return found, launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType, draft_shape
 from lllm3090d.planning.launch import Launch, SpecType
@@ -61,11 +62,7 @@ def ways(variant: Variant, room: TierRoom, context_tokens: int, slots: int) -> t
         return replace(first, cache_type_k=kind, cache_type_v=kind)
 
     def layouts(kind: CacheType) -> tuple[TierLayout, ...]:
-        launch = with_type(kind)
-        draft = launch.draft
-        whole = draft is not None and _drafts_itself(launch) and not draft.window_tokens
-        types = (draft.cache_type_k, draft.cache_type_v) if draft is not None and whole else None
-        return tier_layouts(facts, launch.shape(facts), launch.cache_type_k, whole_draft=types)
+        return _layouts(with_type(kind), facts)
 
     def unmet(kind: CacheType) -> tuple[Unmet, ...]:
         launch = with_type(kind)
@@ -112,24 +109,26 @@ def tier_of(launch: Launch, variant: Variant, offer: TierOffer) -> Tier | None:
         return None
     facts, draft = variant.facts, launch.draft
     shape = launch.shape(facts)
-    whole = (
-        (draft.cache_type_k, draft.cache_type_v)
-        if draft is not None and _drafts_itself(launch) and not draft.window_tokens
-        else None
-    )
     window = draft.window_tokens if draft is not None else 0
     drafted = draft_shape(shape, window_tokens=window, batch_tokens=launch.batch_tokens).context_tokens
     return Tier(
         line_tokens=launch.line_tokens,
         context_tokens=shape.context_tokens,
-        sizes=tier_sizes(
-            tier_layouts(facts, shape, launch.cache_type_k, whole_draft=whole), launch.line_tokens
-        ),
+        sizes=tier_sizes(_layouts(launch, facts), launch.line_tokens),
         draft_window_tokens=window if offer.draft_window else 0,
         draft_tail_tokens=launch.tail_draft_tokens,
         draft_context_tokens=drafted if drafted < shape.context_tokens else 0,
         batch_invariant=draft is not None,
     )
+
+
+def _layouts(launch: Launch, facts: CheckpointFacts) -> tuple[TierLayout, ...]:
+    """All caches that a line of this launch divides: that of the draft too, where it is as long as the main one."""
+    draft = launch.draft
+    whole = None
+    if draft is not None and _drafts_itself(launch) and not draft.window_tokens:
+        whole = (draft.cache_type_k, draft.cache_type_v)
+    return tier_layouts(facts, launch.shape(facts), launch.cache_type_k, whole_draft=whole)
 
 
 def _drafts_itself(launch: Launch) -> bool:

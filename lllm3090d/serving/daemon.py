@@ -28,6 +28,7 @@ from lllm3090d.serving.events import (
     Announce,
     CancelDone,
     CancelRequested,
+    CheckTier,
     Effect,
     Event,
     Failed,
@@ -377,6 +378,8 @@ class Daemon:
                 self.submit(effect.event)
             case Announce():
                 self._announce(effect)
+            case CheckTier():
+                self._spawn(self._effects.check_tier(effect.run))
             case TellTier():
                 self._tell_tier(effect)
             case Admitted() | Joined() | Queued() | LoadDone() | UnloadDone() | CancelDone() | Failed():

@@ -163,7 +163,6 @@ class Effects:
         )
         if ready:
             self._submit(EngineReady(run, resident() or None))
-            await self._check_tier(instance)
         else:
             self._submit(
                 LoadStalled(
@@ -178,10 +177,11 @@ class Effects:
                 )
             )
 
-    async def _check_tier(self, instance: Instance) -> None:
+    async def check_tier(self, run: str) -> None:
         """Where a cache was to be divided, find out from the log whether it is: the engine does not say so else."""
-        tier = instance.plan.tier
-        if tier is None:
+        instance = self._scheduler.by_run(run)
+        tier = instance.plan.tier if instance is not None else None
+        if instance is None or tier is None:
             return
         try:
             lines = await journal.tail(identifier(instance.unit), journal.LINES_MAX)
@@ -192,6 +192,10 @@ class Effects:
             )
             return
         verdict = check_tier(tier, (line.message for line in lines))
+        if not verdict.in_force and len(lines) == journal.LINES_MAX:
+            # Of an engine that has said much since, the lines of its start lie further back.
+            log.info("whether the cache is divided is no longer in the log", extra={"unit": instance.unit})
+            return
         self._submit(
             TierChecked(instance.run, verdict.in_force, " ".join((verdict.reason, *verdict.differences)))
         )

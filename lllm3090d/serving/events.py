@@ -253,6 +253,13 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckTier:
+    """Find out from a model's log whether its cache is divided; ends in TierChecked."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellTier:
     """Tell the world whether the cache of a model is divided as planned."""
 
@@ -333,6 +340,7 @@ Effect = (
     | ForgetUnit
     | Resubmit
     | Announce
+    | CheckTier
     | TellTier
     | Admitted
     | Joined

@@ -20,6 +20,7 @@ from lllm3090d.serving.events import (
     Announce,
     CancelDone,
     CancelRequested,
+    CheckTier,
     Effect,
     EngineReady,
     Event,
@@ -325,6 +326,7 @@ class Scheduler:
             return
         self.ledger.confirm(instance.run, event.measured_bytes)
         self._move(instance, S.READY, "engine answers")
+        self._ask_for_tier(instance)
         for token in instance.waiters:
             self._do(LoadDone(token, instance.run))
         instance.waiters.clear()
@@ -335,6 +337,11 @@ class Scheduler:
             return
         instance.failure = event.error
         self._stop(instance, "no progress", event.error)
+
+    def _ask_for_tier(self, instance: Instance) -> None:
+        """Also of an adopted model: the daemon may have been killed before it had looked."""
+        if instance.plan.tier is not None:
+            self._do(CheckTier(instance.run))
 
     def _on_tier_checked(self, event: TierChecked) -> None:
         instance = self.by_run(event.run)
@@ -365,6 +372,7 @@ class Scheduler:
         elif status.active_state == "active" and event.healthy:
             self.ledger.confirm(record.run, event.measured_bytes)
             self._move(instance, S.READY, "found running")
+            self._ask_for_tier(instance)
         elif status.active_state == "active":
             self._move(instance, S.LOADING, "found loading")
             self._do(WatchLoading(instance.run))

@@ -46,6 +46,7 @@ def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceVie
         measured_bytes=reservation.measured_bytes if reservation else None,
         engine_version=instance.record.engine_version,
         adopted=instance.adopted,
+        tier_in_force=instance.tier_in_force,
         failure=instance.failure.problem() if instance.failure else None,
     )
 

@@ -16,7 +16,6 @@ from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving import effects as module
 from lllm3090d.serving.effects import Effects
 from lllm3090d.serving.events import (
-    EngineReady,
     Event,
     StartFinished,
     StartUnit,
@@ -25,7 +24,7 @@ from lllm3090d.serving.events import (
     TierChecked,
     UnitSeen,
 )
-from lllm3090d.serving.journal import JournalLine
+from lllm3090d.serving.journal import LINES_MAX, JournalLine
 from lllm3090d.serving.unit_spec import UnitSpec
 
 pytestmark = pytest.mark.unit
@@ -129,47 +128,38 @@ SPLIT = (
 def watched(
     monkeypatch: pytest.MonkeyPatch, tier: Tier | None, log: tuple[str, ...] | LlmError
 ) -> list[Event]:
-    """What follows when an engine answers whose log says that."""
-
-    async def at_once(*_: object) -> bool:
-        return True
+    """What comes of a look at an engine's log that says that."""
 
     async def tail(_identifier: str, _lines: int) -> tuple[JournalLine, ...]:
         if isinstance(log, LlmError):
             raise log
         return tuple(JournalLine(0, line) for line in log)
 
-    monkeypatch.setattr(module, "wait_until_ready", at_once)
     monkeypatch.setattr("lllm3090d.serving.journal.tail", tail)
     told: list[Event] = []
     made = effects(LostManager(lost_answers=0, started=True), told)
-    instance = SimpleNamespace(
-        run=RUN,
-        unit=UNIT,
-        main_pid=None,
-        control_group="/x",
-        plan=SimpleNamespace(tier=tier),
-        record=SimpleNamespace(socket=Path("/x")),
-    )
-    scheduler = SimpleNamespace(by_run=lambda _: instance, ledger={})
-    made._scheduler = cast("Any", scheduler)
-    made._settings = cast("Any", lambda: SimpleNamespace(load_timeout_s=1.0))
-    asyncio.run(made.watch(RUN))
+    instance = SimpleNamespace(run=RUN, unit=UNIT, plan=SimpleNamespace(tier=tier))
+    made._scheduler = cast("Any", SimpleNamespace(by_run=lambda _: instance))
+    asyncio.run(made.check_tier(RUN))
     return told
 
 
 def test_a_divided_cache_is_looked_for_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready, checked = watched(monkeypatch, TIER, ("loading", SPLIT))
-    assert ready == EngineReady(RUN, None)
+    (checked,) = watched(monkeypatch, TIER, ("loading", SPLIT))
     assert isinstance(checked, TierChecked) and checked.in_force
     assert "All 1 layers are split" in checked.reason
-    _, checked = watched(
+    (checked,) = watched(
         monkeypatch, TIER, ("tiered KV: cells [0, 256) in VRAM, [256, 1024) in host memory",)
     )
     assert isinstance(checked, TierChecked) and not checked.in_force
 
 
 def test_without_a_tier_or_a_log_nothing_is_said_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watched(monkeypatch, None, (SPLIT,)) == [EngineReady(RUN, None)]
+    assert watched(monkeypatch, None, (SPLIT,)) == []
     unreadable = LlmError(ErrorCode.LOGS_UNAVAILABLE, "closed")
-    assert watched(monkeypatch, TIER, unreadable) == [EngineReady(RUN, None)]
+    assert watched(monkeypatch, TIER, unreadable) == []
+
+
+def test_a_log_whose_beginning_is_out_of_reach_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adopted engine may have said much since its start."""
+    assert watched(monkeypatch, TIER, ("a request",) * LINES_MAX) == []

@@ -562,3 +562,11 @@ def test_a_plan_never_exceeds_its_budget_and_is_always_the_same(
     if context is not None:
         assert context <= made.context_tokens < context + 256 * (made.parallel + 1)
     assert parallel in {None, made.parallel}
+
+
+def test_a_context_that_only_two_slots_can_hold_is_refused_for_memory_and_not_for_one() -> None:
+    """With the second slot nobody asked for; a single one would be beyond what the model was trained for."""
+    trained = facts_of(QWEN3_8B).trained_context_tokens
+    error = refusal(QWEN3_8B, PlanRequest(context_tokens=trained + 1024), room=6000 * MIB)
+    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error.details["parallel"] == 2

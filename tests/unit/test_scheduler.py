@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
 from lllm3090d.planning.planner import CacheType, PlanPolicy, PlanRequest
 from lllm3090d.planning.quote import MIB, Place
 from lllm3090d.planning.reserves import ReservePolicy
+from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving.events import (
     Admitted,
     Announce,
     CancelDone,
     CancelRequested,
+    CheckTier,
     Effect,
     EngineReady,
     Event,
@@ -650,6 +653,23 @@ class Histories(RuleBasedStateMachine):
 TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestHistories.pytestmark = [pytest.mark.unit]
+
+
+def test_a_divided_cache_is_looked_for_after_every_start_and_every_adoption() -> None:
+    """The daemon may have been killed between the start and the look."""
+    world = World()
+    world.load("a", "t1")
+    instance = world.get("a")
+    assert CheckTier not in kinds(world.do(UnitSeen(status(instance))))
+    tier = Tier(256, 1024, TierSizes(4 * MIB, 2 * MIB, 12 * MIB, layers=1))
+    instance.plan = replace(instance.plan, tier=tier)
+    world.do(StartFinished(instance.run, None))
+    assert CheckTier(instance.run) in world.do(EngineReady(instance.run, 5 * GIB))
+    more = instance.record.launch
+    assert more is not None
+    record = instance.record.model_copy(update={"launch": more.model_copy(update={"tier": tier})})
+    effects = World().do(UnitAdopted(status(instance), record, True, 5 * GIB))
+    assert CheckTier(instance.run) in effects
 
 
 def test_whether_a_cache_is_divided_is_told() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllm3090d.planning import cache, tier_published
+from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.tier import (
     LINE_STEP_TOKENS,
@@ -23,7 +23,9 @@ from lllm3090d.planning.tier import (
     tier_sizes,
     unpaged_line,
 )
-from lllm3090d.planning.tier_published import (
+from lllm3090d.planning.units import MIB
+from tests.fakes import published_tier
+from tests.fakes.published_tier import (
     COVERING_DRAFTING_RUNTIME_BYTES,
     COVERING_RUNTIME_BYTES,
     DRAFTING_RUNTIME_BYTES,
@@ -32,7 +34,6 @@ from lllm3090d.planning.tier_published import (
     published_line,
     used_bytes,
 )
-from lllm3090d.planning.units import MIB
 from tests.unit.engine_truth import facts_of
 
 pytestmark = pytest.mark.unit
@@ -125,7 +126,7 @@ def test_the_published_table_of_lines_is_ours(free_mib: int) -> None:
 
 def test_the_published_q4_0_window_leaves_what_is_published() -> None:
     launch = COLUMNS["q4_0 d2/t2 packed"]
-    left = 11_975 * MIB - tier_published.LINUX_RESERVE_BYTES - used_bytes(FACTS, launch, WINDOW)
+    left = 11_975 * MIB - published_tier.LINUX_RESERVE_BYTES - used_bytes(FACTS, launch, WINDOW)
     assert left // MIB == 192
 
 
@@ -135,7 +136,7 @@ def test_whole_pages_cost_no_more_than_the_reserve_has_for_them(free_mib: int, c
     """Our line is never above the published one, and below it by at most 64 MiB of cells."""
     launch = COLUMNS[column]
     layouts = layouts_of(launch.cache_type)
-    budget = free_mib * MIB - tier_published.LINUX_RESERVE_BYTES - tier_published.fixed_bytes(FACTS, launch)
+    budget = free_mib * MIB - published_tier.LINUX_RESERVE_BYTES - published_tier.fixed_bytes(FACTS, launch)
     line, published = largest_line(layouts, budget), published_line(FACTS, launch, free_mib * MIB)
     assert line <= published
     if 0 < line < WINDOW:

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllm3090d.planning import cache, tier_published
+from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.tier import LEAST_LINE_TOKENS, TierLayout, tier_layouts, tier_sizes
 from lllm3090d.planning.tier_choice import Candidate, Cost, Offer, Way, Wish, candidates
 from lllm3090d.planning.tier_conditions import Condition, HostMemory, Unmet
-from lllm3090d.planning.tier_published import PublishedLaunch, published_line
 from lllm3090d.planning.tier_speed import DecodeStep, link_speed
 from lllm3090d.planning.units import MIB, PAGE_TOKENS
+from tests.fakes import published_tier
+from tests.fakes.published_tier import PublishedLaunch, published_line
 from tests.unit.engine_truth import facts_of
 
 pytestmark = pytest.mark.unit
@@ -64,7 +65,7 @@ class Prices:
         own = layouts(offer.cache_type, offer.context_tokens)
         sizes = tier_sizes(own, offer.line_tokens or offer.context_tokens)
         extra = self.extra_bytes * offer.line_tokens // 256
-        card = tier_published.fixed_bytes(FACTS, launch) + sizes.card_bytes + extra
+        card = published_tier.fixed_bytes(FACTS, launch) + sizes.card_bytes + extra
         return Cost(card, HOST_BYTES + sizes.host_bytes)
 
 
@@ -72,7 +73,7 @@ def wish(free_mib: int, **changes: object) -> Wish:
     made = Wish(
         context_tokens=WINDOW,
         cache_type=CacheType.Q8_0,
-        card_bytes=free_mib * MIB - tier_published.LINUX_RESERVE_BYTES,
+        card_bytes=free_mib * MIB - published_tier.LINUX_RESERVE_BYTES,
         host=RICH,
         layouts=layouts,
         unmet=none_unmet,
