@@ -141,7 +141,8 @@ class InstanceView(Response):
     engine_version: str
     adopted: bool = Field(description="found running when the daemon started")
     tier_in_force: bool | None = Field(
-        default=None, description="a cache that was to be divided is; null where none was, or nobody could tell"
+        default=None,
+        description="a cache that was to be divided is; null where none was, or nobody could tell",
     )
     failure: dict[str, Any] | None = Field(default=None, description="problem document of a failed instance")
 
