@@ -12,6 +12,7 @@ from lllm3090ctl.text import Block, Column, Table, clean, mib, pairs, size
 
 MAP_COLUMNS = 32
 INCOMPLETE = "incomplete_checkpoint"
+DRY_RUN = "dry-run"  # verdict
 MODEL = "model"
 # Kind of layer -> its character in the map. A layer with attention and a state is BOTH; MTP is lower case.
 CHARACTERS = {"full": "F", "sliding": "S", "latent": "L", "recurrent": "R", "shared": "=", "none": "-"}
@@ -69,6 +70,8 @@ def models(listing: Document) -> list[Block]:
             files = [download.text("file"), download.maybe_text("projector_file") or ""]
             where = f"{download.text('repository')}, {', '.join(filter(None, files))}"
             blocks.append(f"{name}: to be had from {clean(where)}")
+        if view.maybe_text("verdict") == DRY_RUN:
+            blocks.append(f"{name}: no rule prices it; `lllm3090ctl plan` asks the engine, by a dry run")
         for key in ("problem", "plan_problem"):
             problem = view.maybe_child(key)
             if problem:
@@ -127,6 +130,10 @@ def inspection(view: Document) -> list[Block]:
     problem = view.maybe_child("problem")
     if problem:
         blocks += ["", f"It cannot be planned: {problem_line(problem)}"]
+    reason = view.maybe_text("dry_run_reason")
+    if reason:
+        told = f"No rule prices it ({clean(reason)}): plan and load ask the engine, by a dry run."
+        blocks += ["", told]
     return blocks
 
 

@@ -13,12 +13,12 @@ from urllib.parse import quote
 
 import click
 
-from lllm3090ctl import checkpoints, engines, loading, plans, render
+from lllm3090ctl import cards, checkpoints, engines, loading, plans, render
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure
 from lllm3090ctl.output import Screen
-from lllm3090ctl.plan_options import card_options, plan_body, plan_options
+from lllm3090ctl.plan_options import card_options, load_options, plan_body, plan_options
 from lllm3090ctl.progress import display
 from lllm3090ctl.text import clean, named, shell_word
 
@@ -133,7 +133,8 @@ _name_argument = click.argument("name", callback=_checked_name)
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True, max=86400),
     metavar="SECONDS",
-    help="How long to wait for an answer. Default: 30; models, plan, load and engine 120; unload 300."
+    help="How long to wait for an answer. Default: 30; models, plan, load and engine 120;"
+    " unload and release 300."
     " What follows in a stream may take any time.",
 )
 @click.version_option(package_name=DISTRIBUTION, prog_name="lllm3090ctl", message="%(prog)s %(version)s")
@@ -165,6 +166,7 @@ def cli(context: click.Context, socket_path: str | None, timeout_s: float | None
 @cli.command()
 @_name_argument
 @plan_options
+@load_options
 @click.option(
     "--cancel-on-interrupt",
     is_flag=True,
@@ -187,7 +189,8 @@ def load(
 
     The daemon plans the largest context that fits, refuses what would not fit before anything starts, and
     shows the progress. The last line names the Unix socket on which the model answers. What is loaded already
-    stays as it is.
+    stays as it is. Where there is no room, idle models are unloaded for it, the least recently used first: none
+    that is busy, pinned or just loaded, and none at all unless that makes room.
 
     ENGINE_ARGUMENT, after a double dash, is an argument for llama-server itself. Those with a price change the plan.
 
@@ -226,11 +229,83 @@ def unload(client: Client, screen: Screen, name: str) -> int:
 
 
 @cli.command()
+@click.option(
+    "--until-resume",
+    is_flag=True,
+    help="Also refuse every load until: lllm3090ctl resume. A restart of the daemon does not change that.",
+)
+@_command()
+def release(client: Client, screen: Screen, until_resume: bool) -> int:
+    """Free the whole card at once, such as for a game.
+
+    Every model is stopped, those that are pinned, busy or being loaded too. It returns when their memory is free.
+
+    \b
+    Examples:
+      lllm3090ctl release
+      lllm3090ctl release --until-resume
+    """
+    answer = client.release(until_resume)
+    screen.result(answer.members, render.released(answer, client.command))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_command()
+def resume(client: Client, screen: Screen) -> int:
+    """Take loads again after release --until-resume.
+
+    No model is loaded by it.
+
+    \b
+    Example:
+      lllm3090ctl resume
+    """
+    answer = client.resume()
+    screen.result(answer.members, render.resumed(answer))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@_command()
+def pin(client: Client, screen: Screen, name: str) -> int:
+    """Keep a loaded model from being unloaded to make room.
+
+    Neither a load of another model nor other programs on the card drive it out, however long it is idle. The pin ends
+    when the model is unloaded.
+
+    \b
+    Example:
+      lllm3090ctl pin smollm2
+    """
+    answer = client.pin(name, pinned=True)
+    screen.result(answer.members, render.pinned(answer))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@_command()
+def unpin(client: Client, screen: Screen, name: str) -> int:
+    """Take the pin of a model away.
+
+    \b
+    Example:
+      lllm3090ctl unpin smollm2
+    """
+    answer = client.pin(name, pinned=False)
+    screen.result(answer.members, render.pinned(answer))
+    return ExitStatus.OK
+
+
+@cli.command()
 @_command()
 def ps(client: Client, screen: Screen) -> int:
     """List the models that run, with the memory they hold.
 
-    RESERVED is what the plan set aside for a model, MEASURED what it was seen to take.
+    RESERVED is what the plan set aside for a model, MEASURED what it was seen to take. USE tells whether it works, and
+    else for how long it has not. Loads that wait for room stand below, with the reason.
 
     \b
     Example:
@@ -346,6 +421,42 @@ def status(client: Client, screen: Screen) -> int:
     """
     view = client.status()
     screen.result(view.members, render.status(view, client.shown_path))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_command()
+def gpu(client: Client, screen: Screen) -> int:
+    """Show who holds the memory of each card, and what is left.
+
+    A bar of the card by owner with its table: the driver, other programs, each model with what is still to come of
+    it, what is kept for the desktop, what did not come back, and what is free. Below stands what each model was
+    promised, line by line. Host memory follows.
+
+    \b
+    Example:
+      lllm3090ctl gpu
+    """
+    listing = client.gpus()
+    screen.result(listing.members, cards.gpus(listing))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@_command()
+def explain(client: Client, screen: Screen, name: str) -> int:
+    """Show what a loaded model was priced at, and what it takes.
+
+    Each line of the price with its evidence, beside the engine's own figures where its log has them (it does when
+    the model is loaded with -- -lv 4), and what was measured.
+
+    \b
+    Example:
+      lllm3090ctl explain smollm2
+    """
+    view = client.explain(name)
+    screen.result(view.members, cards.explanation(view))
     return ExitStatus.OK
 
 

@@ -159,6 +159,14 @@ class Client:
         """``GET /v1/instances``."""
         return self._ask("GET", "/v1/instances")
 
+    def gpus(self) -> Document:
+        """``GET /v1/gpus``."""
+        return self._ask("GET", "/v1/gpus")
+
+    def explain(self, name: str) -> Document:
+        """``GET /v1/models/{name}/explain``; reads the log of its engine."""
+        return self._ask("GET", f"/v1/models/{quote(name, safe='')}/explain", timeout_s=PLAN_TIMEOUT_S)
+
     def engines(self) -> Document:
         """``GET /v1/engines``; asks each build that is not known yet."""
         return self._ask("GET", "/v1/engines", timeout_s=PLAN_TIMEOUT_S)
@@ -182,6 +190,18 @@ class Client:
     def unload(self, name: str) -> Document:
         """``POST /v1/unload``; returns when the memory is back."""
         return self._ask("POST", "/v1/unload", {"model": name}, UNLOAD_TIMEOUT_S)
+
+    def release(self, until_resume: bool) -> Document:
+        """``POST /v1/release``; returns when the memory is back."""
+        return self._ask("POST", "/v1/release", {"until_resume": until_resume}, UNLOAD_TIMEOUT_S)
+
+    def resume(self) -> Document:
+        """``POST /v1/resume``."""
+        return self._ask("POST", "/v1/resume", {})
+
+    def pin(self, name: str, pinned: bool) -> Document:
+        """``POST /v1/models/{name}/pin``."""
+        return self._ask("POST", f"/v1/models/{quote(name, safe='')}/pin", {"pinned": pinned})
 
     def cancel(self, token: str) -> Document:
         """``POST /v1/cancel``."""

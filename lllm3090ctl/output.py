@@ -11,12 +11,16 @@ from typing import TextIO
 import click
 
 from lllm3090ctl import render
+from lllm3090ctl.bars import widths
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.tables import align, fit
-from lllm3090ctl.text import Block, Table
+from lllm3090ctl.tables import align, cells, fit, fold
+from lllm3090ctl.text import Bar, Block, Prose, Style, Table
 
 USUAL_WIDTH = 80
+LEAST_BAR = 20
+WIDEST_BAR = 160
+COLOURS = {Style.BAD: "red", Style.GOOD: "green"}
 
 
 class Screen:
@@ -53,13 +57,21 @@ class Screen:
         if self.as_json:
             click.echo(json.dumps(failure.problem, indent=None if streaming else 2))
         else:
-            click.echo("lllm3090ctl: ", nl=False, err=True)
-            self._blocks(render.failure(Document(failure.problem)), sys.stderr)
+            first, *rest = render.failure(Document(failure.problem))
+            if isinstance(first, Prose):
+                first = first._replace(text=f"lllm3090ctl: {first.text}")
+            else:
+                click.echo("lllm3090ctl: ", nl=False, err=True)
+            self._blocks([first, *rest], sys.stderr)
 
     def _blocks(self, blocks: Sequence[Block], stream: TextIO) -> None:
         for block in blocks:
             if isinstance(block, Table):
                 _table(block, stream)
+            elif isinstance(block, Prose):
+                _prose(block, stream)
+            elif isinstance(block, Bar):
+                _bar(block, stream)
             else:
                 click.echo(block, file=stream)
 
@@ -85,6 +97,31 @@ def _table(table: Table, stream: TextIO) -> None:
         )
 
 
+def _prose(prose: Prose, stream: TextIO) -> None:
+    """Write sentences: folded and coloured on a terminal, elsewhere whole and plain."""
+    if not is_terminal(stream):
+        click.echo(prose.lead + prose.text, file=stream)
+        return
+    width = max(1, _width(stream) - cells(prose.lead))
+    lines = fold(prose.text, width)
+    for number, line in enumerate(lines):
+        told = (" " * cells(prose.lead) if number else prose.lead) + line
+        colour = COLOURS.get(prose.style)
+        click.echo(told if colour is None or _is_plain() else click.style(told, fg=colour), file=stream)
+
+
+def _bar(bar: Bar, stream: TextIO) -> None:
+    """Draw a bar between brackets: coloured on a terminal, elsewhere by its marks alone."""
+    watched = is_terminal(stream)
+    inside = max(LEAST_BAR, min(_width(stream) if watched else USUAL_WIDTH, WIDEST_BAR)) - 2
+    counts = widths([each.weight for each in bar.segments], inside)
+    parts = []
+    for segment, count in zip(bar.segments, counts, strict=True):
+        drawn, is_coloured = segment.mark * count, watched and segment.colour and not _is_plain()
+        parts.append(click.style(drawn, fg=segment.colour) if is_coloured else drawn)
+    click.echo(f"[{''.join(parts)}]", file=stream)
+
+
 def _width(stream: TextIO) -> int:
     """Of the terminal, in cells; ``COLUMNS`` decides where it is set."""
     told = os.environ.get("COLUMNS", "")
@@ -97,5 +134,9 @@ def _width(stream: TextIO) -> int:
 
 
 def _bold(text: str) -> str:
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
-    return text if plain else click.style(text, bold=True)
+    return text if _is_plain() else click.style(text, bold=True)
+
+
+def _is_plain() -> bool:
+    """Nobody wants colours, or the terminal has none."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"

@@ -152,8 +152,36 @@ CARD_OPTIONS = (
 CHECK_OPTION = click.option(
     "--check", "check", is_flag=True, help="Also ask the engine what it would take (a dry run), and compare."
 )
+LOAD_OPTIONS = (
+    click.option(
+        "--least-context",
+        "least_context_tokens",
+        type=click.IntRange(1, MOST_CONTEXT_TOKENS),
+        metavar="N",
+        help="With --context: what will do where that does not fit. The largest that fits is taken.",
+    ),
+    click.option(
+        "--gpu",
+        "gpu",
+        metavar="CARD",
+        help="The only card it may be on, of several: number, UUID or PCI address, as `lllm3090ctl gpu` shows them.",
+    ),
+    click.option("--pin", "pin", is_flag=True, help="Never unload it for another model."),
+    click.option(
+        "--evict/--no-evict",
+        "evict",
+        default=None,
+        help="Whether idle models may be unloaded for it. Default: they may.",
+    ),
+    click.option(
+        "--wait/--no-wait",
+        "wait",
+        default=None,
+        help="Whether it may wait for room, while models are busy or just loaded. Default: it may.",
+    ),
+)
 # Whose "no" is an answer, unlike that of a switch which is not set.
-_EITHER_WAY = frozenset({"desktop"})
+_EITHER_WAY = frozenset({"desktop", "evict", "wait"})
 
 
 def plan_options(function: _Function) -> _Function:
@@ -164,6 +192,11 @@ def plan_options(function: _Function) -> _Function:
 def card_options(function: _Function) -> _Function:
     """The options by which ``plan`` asks for another card."""
     return _with(function, (*CARD_OPTIONS, CHECK_OPTION))
+
+
+def load_options(function: _Function) -> _Function:
+    """The options that only ``load`` has."""
+    return _with(function, LOAD_OPTIONS)
 
 
 def plan_body(name: str, options: Mapping[str, object]) -> dict[str, object]:

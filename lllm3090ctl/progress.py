@@ -75,6 +75,7 @@ class _Lines:
     def __init__(self, name: str) -> None:
         self._name = name
         self._state: str | None = None
+        self._why = ""
         self._shown_s = 0.0
 
     def show(self, line: Document) -> None:
@@ -85,9 +86,10 @@ class _Lines:
         elif line.text("kind") in {"state", "progress"}:
             state = line.maybe_text("state") or self._state or "loading"
             elapsed_s = line.real("elapsed_s")
-            if state != self._state or elapsed_s - self._shown_s >= LINE_EVERY_S:
-                self._state, self._shown_s = state, elapsed_s
-                parts = [f"{self._name}: {state}", _figures(line), f"{elapsed_s:.1f} s"]
+            why = _waits_for(line)
+            if (state, why) != (self._state, self._why) or elapsed_s - self._shown_s >= LINE_EVERY_S:
+                self._state, self._why, self._shown_s = state, why, elapsed_s
+                parts = [f"{self._name}: {state}", why, _figures(line), f"{elapsed_s:.1f} s"]
                 click.echo(clean(", ".join(part for part in parts if part)), err=True)
 
 
@@ -107,7 +109,8 @@ class _Bar:
         elif line.text("kind") in {"state", "progress"}:
             state = line.maybe_text("state")
             if state:
-                self._progress.update(self._task, description=clean(f"{self._name}: {state}"))
+                shown = ", ".join(part for part in (f"{self._name}: {state}", _waits_for(line)) if part)
+                self._progress.update(self._task, description=clean(shown))
             resident, expected = line.maybe_whole("resident_bytes"), line.maybe_whole("expected_bytes")
             if resident is not None and expected:
                 self._progress.update(
@@ -129,6 +132,12 @@ def _notice(line: Document, name: str) -> str | None:
     if kind == "joined":
         return f"{clean(name)}: is being loaded already, waiting for the same load"
     return None
+
+
+def _waits_for(line: Document) -> str:
+    """What a queued load waits for."""
+    why = line.maybe_text("why")
+    return f"waits for {why}" if why else ""
 
 
 def _figures(line: Document) -> str:

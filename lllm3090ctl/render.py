@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lllm3090ctl import refusal
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.text import Block, Column, Table, clean, count, mib, mib_up, pairs
+from lllm3090ctl.text import Block, Column, Table, clean, count, duration, mib, mib_up, pairs
 
 ON_CARD = "card"
 HOST_KIND = "cpu"
@@ -16,10 +17,38 @@ FOR_PROGRAMS = "fields"  # members of the request that were refused; the message
 
 def instances(listing: Document) -> list[Block]:
     """What ``ps`` shows."""
-    views = listing.children("instances")
+    views, waiting = listing.children("instances"), pending(listing)
     if not views:
-        return ["No model is loaded. See what there is: lllm3090ctl models; load one: lllm3090ctl load NAME"]
-    return [_instance_table(views), *_instance_failures(views)]
+        return [
+            "No model is loaded. See what there is: lllm3090ctl models; load one: lllm3090ctl load NAME",
+            *waiting,
+        ]
+    return [_instance_table(views), *_instance_failures(views), *waiting]
+
+
+PENDING_COLUMNS = (
+    Column("WAITING"),
+    Column("FOR", right=True),
+    Column("AT MOST", right=True),
+    Column("WHY", least=20),
+)
+
+
+def pending(listing: Document) -> list[Block]:
+    """Loads that wait for room, the next one first; nothing where there are none."""
+    waiting = listing.children("pending") if listing.has("pending") else ()
+    if not waiting:
+        return []
+    rows = tuple(
+        (
+            clean(each.text("name")),
+            duration(each.real("waiting_s")),
+            duration(each.real("waiting_s") + each.real("remaining_s")),
+            clean(each.text("why")),
+        )
+        for each in waiting
+    )
+    return ["", Table(PENDING_COLUMNS, rows)]
 
 
 def status(view: Document, socket_path: str) -> list[Block]:
@@ -54,7 +83,10 @@ def status(view: Document, socket_path: str) -> list[Block]:
         lines += other_engines(view.children("running_engines"))
     lines.append("")
     lines.append(_instance_table(views) if views else "No model is loaded.")
-    return [*lines, *_instance_failures(views)]
+    lines += [*_instance_failures(views), *pending(view)]
+    if view.has("released") and view.truth("released"):
+        lines.append("The cards are given away: loads are refused until: lllm3090ctl resume")
+    return lines
 
 
 def version(client_version: str, daemon: Document | None) -> list[Block]:
@@ -71,6 +103,40 @@ def unloaded(answer: Document) -> list[Block]:
         f"{clean(answer.text('name'))} is unloaded: {mib(answer.whole('released_bytes'))} MiB released"
         f" in {answer.real('elapsed_s'):.1f} s"
     ]
+
+
+def released(answer: Document, command: str) -> list[Block]:
+    """What ``release`` shows.
+
+    Args:
+        answer: the daemon's.
+        command: how this client was called.
+    """
+    names = answer.texts("names")
+    lines: list[Block] = (
+        [
+            f"{clean(', '.join(names))}: unloaded, {mib(answer.whole('released_bytes'))} MiB released"
+            f" in {answer.real('elapsed_s'):.1f} s"
+        ]
+        if names
+        else ["No model was loaded."]
+    )
+    if answer.truth("until_resume"):
+        lines.append(f"Loads are refused until: {command} resume")
+    return lines
+
+
+def resumed(answer: Document) -> list[Block]:
+    """What ``resume`` shows."""
+    if answer.truth("was_released"):
+        return ["The card is taken back: models can be loaded again."]
+    return ["The card was not released: models could be loaded all the time."]
+
+
+def pinned(answer: Document) -> list[Block]:
+    """What ``pin`` and ``unpin`` show."""
+    how = "is pinned until it is unloaded" if answer.truth("pinned") else "is not pinned"
+    return [f"{clean(answer.text('name'))} {how}"]
 
 
 def loaded(line: Document, already: bool = False) -> list[Block]:
@@ -135,6 +201,8 @@ def failure(problem: Document) -> list[Block]:
     blocks: list[Block] = [_problem_text(problem)]
     try:
         details = problem.maybe_child("details")
+        if details and refusal.is_refusal(details):
+            return refusal.page(problem, details)
         if details:
             told = " ".join(str(problem.members.get(key)) for key in ("detail", "hint"))
             blocks += _ledger(details) + _listings(details, told)
@@ -283,6 +351,7 @@ def _instance_table(views: Sequence[Document]) -> Table:
     columns = (
         Column("NAME"),
         Column("STATE"),
+        Column("USE", drop=3),
         Column("CONTEXT", right=True),
         Column("SLOTS", right=True),
         Column("RESERVED", right=True),
@@ -296,7 +365,8 @@ def _instance_table(views: Sequence[Document]) -> Table:
         rows.append(
             (
                 clean(view.text("name")),
-                clean(view.text("state")),
+                clean(view.text("state")) + (", pinned" if _is_pinned(view) else ""),
+                _use(view),
                 f"{view.whole('context_tokens'):,}",
                 str(view.whole("parallel")),
                 f"{mib(view.whole('reserved_bytes'))} MiB",
@@ -306,6 +376,17 @@ def _instance_table(views: Sequence[Document]) -> Table:
             )
         )
     return Table(columns, tuple(rows))
+
+
+def _is_pinned(view: Document) -> bool:
+    return view.has("pinned") and view.truth("pinned")
+
+
+def _use(view: Document) -> str:
+    """Whether a model is at work, and else since when it has not been; a dash where nobody tells."""
+    if view.has("busy") and view.truth("busy"):
+        return "busy"
+    return f"idle {duration(view.real('idle_s'))}" if view.has("idle_s") else "-"
 
 
 def _instance_failures(views: Sequence[Document]) -> list[Block]:

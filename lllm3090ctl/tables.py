@@ -89,7 +89,7 @@ def _lines(table: Table, widths: Sequence[int]) -> list[str]:
     lines = []
     for row in (_titles(table), *table.rows):
         folded = [
-            _fold(cell, width) if column.least else [cell]
+            fold(cell, width) if column.least else [cell]
             for cell, width, column in zip(row, widths, table.columns, strict=True)
         ]
         for number in range(max(map(len, folded))):
@@ -106,7 +106,7 @@ def _padded(text: str, width: int, column: Column) -> str:
     return blanks + text if column.right else text + blanks
 
 
-def _fold(text: str, width: int) -> list[str]:
+def fold(text: str, width: int) -> list[str]:
     """Lines of at most so many cells, broken between words, or within words that are longer."""
     lines, line = [], ""
     for each in text.split(" "):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import shlex
 from collections.abc import Sequence
@@ -35,7 +36,49 @@ class Table(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
-Block = str | Table
+class Style(enum.Enum):
+    """What a line says, for a terminal with colours."""
+
+    PLAIN = "plain"
+    BAD = "bad"
+    GOOD = "good"
+
+
+class Prose(NamedTuple):
+    """Sentences, folded between words on a terminal and one line elsewhere; already clean.
+
+    Attributes:
+        text: the sentences.
+        lead: before the first line; further lines are indented by as much.
+        style: of all of it.
+    """
+
+    text: str
+    lead: str = ""
+    style: Style = Style.PLAIN
+
+
+class Segment(NamedTuple):
+    """A part of a bar.
+
+    Attributes:
+        mark: the character it is drawn with, by which it is known without colours too.
+        weight: its share of the whole, in any unit.
+        colour: a name of click's, empty for none.
+    """
+
+    mark: str
+    weight: int
+    colour: str = ""
+
+
+class Bar(NamedTuple):
+    """A whole and its parts, as wide as the terminal allows."""
+
+    segments: tuple[Segment, ...]
+
+
+Block = str | Table | Prose | Bar
 
 
 def clean(text: str, keep: str = "") -> str:
@@ -98,6 +141,18 @@ def mib_up(size_bytes: int) -> str:
 def size(size_bytes: int) -> str:
     """A size with its unit: GiB from one GiB on, else MiB."""
     return f"{size_bytes / GIB:,.1f} GiB" if size_bytes >= GIB else f"{mib(size_bytes)} MiB"
+
+
+def duration(seconds: float) -> str:
+    """A time span for a person: ``3 s``, ``14 min``, ``2 h 5 min``, ``3 d``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 2 * 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d"
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:

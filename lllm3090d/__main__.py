@@ -72,7 +72,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from lllm3090d.bus.systemd import SystemdManager  # noqa: PLC0415
     from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
     from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
-    from lllm3090d.gpus.detect import open_card  # noqa: PLC0415
+    from lllm3090d.gpus.detect import open_cards  # noqa: PLC0415
     from lllm3090d.notify import Notifier  # noqa: PLC0415
     from lllm3090d.serving.daemon import Daemon  # noqa: PLC0415
     from lllm3090d.serving.unit_spec import UNIT_PATTERN  # noqa: PLC0415
@@ -99,9 +99,12 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
             systemd_listens=activated and settings.control_socket == default_socket,
         )
         stack.callback(listening.close)
-        reader = open_card(settings.card)
-        stack.callback(reader.close)
-        daemon = Daemon(settings=settings, config_file=config_file, reader=reader, bus=bus, manager=manager)
+        readers = open_cards(settings.card)
+        for reader in readers:
+            stack.callback(reader.close)
+        daemon = Daemon(
+            settings=settings, config_file=config_file, readers=readers, bus=bus, manager=manager
+        )
         await daemon.start()
         runner = web.AppRunner(
             ControlApi(daemon, manager.version).application(),
@@ -130,7 +133,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
             "ready",
             extra={
                 "socket": listening.path,
-                "card": reader.card.name,
+                "card": ", ".join(reader.card.name for reader in readers),
                 "systemd": manager.version,
                 "version": VERSION,
             },

@@ -56,8 +56,10 @@ class ErrorCode(enum.StrEnum):
     INCOMPLETE_CHECKPOINT = "incomplete_checkpoint"
     UNSUPPORTED_ARCHITECTURE = "unsupported_architecture"
     UNSUPPORTED_COMBINATION = "unsupported_combination"
+    INSUFFICIENT_VRAM = "insufficient_vram"
     INSUFFICIENT_MEMORY = "insufficient_memory"
     CARD_UNREADABLE = "card_unreadable"
+    CARD_RELEASED = "card_released"
     ENGINE_NOT_FOUND = "engine_not_found"
     UNKNOWN_ENGINE = "unknown_engine"
     ENGINE_LOCKED = "engine_locked"
@@ -66,6 +68,7 @@ class ErrorCode(enum.StrEnum):
     ENGINE_UNUSABLE = "engine_unusable"
     ENGINE_FAILED = "engine_failed"
     LOAD_TIMED_OUT = "load_timed_out"
+    QUEUE_TIMED_OUT = "queue_timed_out"
     LOAD_CANCELLED = "load_cancelled"
     STOP_FAILED = "stop_failed"
     LOGS_UNAVAILABLE = "logs_unavailable"
@@ -117,8 +120,10 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.INCOMPLETE_CHECKPOINT, "Parts of the model are missing", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.UNSUPPORTED_ARCHITECTURE, "Unsupported kind of model", 422, ExitStatus.BAD_CHECKPOINT),
     (ErrorCode.UNSUPPORTED_COMBINATION, "This cannot be planned", 422, ExitStatus.REFUSED),
+    (ErrorCode.INSUFFICIENT_VRAM, "It does not fit on the card", 507, ExitStatus.REFUSED),
     (ErrorCode.INSUFFICIENT_MEMORY, "It does not fit", 507, ExitStatus.REFUSED),
     (ErrorCode.CARD_UNREADABLE, "The card's memory cannot be read", 503, ExitStatus.FAILURE),
+    (ErrorCode.CARD_RELEASED, "The card is released", 409, ExitStatus.REFUSED),
     (ErrorCode.ENGINE_NOT_FOUND, "No llama-server was found", 503, ExitStatus.ENGINE),
     (ErrorCode.UNKNOWN_ENGINE, "No such engine is offered", 404, ExitStatus.NOT_FOUND),
     (ErrorCode.ENGINE_LOCKED, "The environment decides on the engine", 409, ExitStatus.REFUSED),
@@ -127,6 +132,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.ENGINE_UNUSABLE, "This llama-server cannot be used", 503, ExitStatus.ENGINE),
     (ErrorCode.ENGINE_FAILED, "The engine ended", 502, ExitStatus.ENGINE),
     (ErrorCode.LOAD_TIMED_OUT, "The model did not become ready in time", 504, ExitStatus.TIMEOUT),
+    (ErrorCode.QUEUE_TIMED_OUT, "The load waited too long for room", 503, ExitStatus.REFUSED),
     (ErrorCode.LOAD_CANCELLED, "The load was cancelled", 409, ExitStatus.FAILURE),
     (ErrorCode.STOP_FAILED, "The unit could not be stopped", 504, ExitStatus.TIMEOUT),
     (ErrorCode.LOGS_UNAVAILABLE, "The journal cannot be read", 503, ExitStatus.FAILURE),

@@ -41,9 +41,27 @@ class Desktop(enum.StrEnum):
 class CardChoice(enum.StrEnum):
     """Which memory is managed."""
 
-    AUTO = "auto"  # an NVIDIA card where there is one, else host memory
-    NVIDIA = "nvidia"  # the NVIDIA card, or an error
+    AUTO = "auto"  # NVIDIA's cards where there are any, else AMD's, else Intel's, else host memory
+    NVIDIA = "nvidia"  # NVIDIA's cards, or an error
+    AMD = "amd"  # AMD's cards, or an error
+    INTEL = "intel"  # Intel's cards, or an error
     CPU = "cpu"  # host memory, even where there is a card
+
+
+class PressurePolicy(enum.StrEnum):
+    """What is done when other programs take memory of the card while models are loaded."""
+
+    WARN = "warn"  # tell it
+    YIELD = "yield"  # tell it, and unload idle models where room is scarce
+    IGNORE = "ignore"
+
+
+class VerifyAfterLoad(enum.StrEnum):
+    """How what an engine takes is held against its quote once it answers."""
+
+    OFF = "off"  # not at all
+    PEAK = "peak"  # the most that it was seen to hold while it loaded
+    PROBE = "probe"  # and after a prompt of one batch, on a card
 
 
 class LogLevel(enum.StrEnum):
@@ -88,6 +106,7 @@ def default_control_socket() -> Path:
 
 Mib = Annotated[int, Field(ge=0, le=1 << 30)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=86400)]
 
 
 class Settings(BaseModel):
@@ -194,9 +213,33 @@ class Settings(BaseModel):
     stop_timeout_s: Seconds = Field(
         default=15.0, description="seconds from SIGTERM to SIGKILL when a model is unloaded"
     )
+    verify_after_load: VerifyAfterLoad = Field(
+        default=VerifyAfterLoad.PROBE,
+        description="what the memory of a loaded model is measured by, for later plans; probe computes one prompt"
+        " batch, on a card only",
+    )
     release_timeout_s: Seconds = Field(
         default=10.0,
         description="seconds to wait for the card to show the memory of a stopped model as free",
+    )
+    pressure_policy: PressurePolicy = Field(
+        default=PressurePolicy.WARN,
+        description="what is done when other programs take more of the card than was kept for them while models are"
+        " loaded",
+    )
+    pressure_grace_s: Seconds = Field(
+        default=30.0, description="seconds for which they must hold it before anything is done"
+    )
+    queue_timeout_s: Seconds = Field(
+        default=120.0, description="seconds that a load waits for room before it is given up"
+    )
+    least_residency_s: SecondsOrNone = Field(
+        default=30.0,
+        description="seconds that a model stays at least, before it may be unloaded for another one",
+    )
+    least_idle_s: SecondsOrNone = Field(
+        default=5.0,
+        description="seconds that a model must have been idle before it may be unloaded for another one",
     )
     stop_models_on_exit: bool = Field(
         default=False, description="stop the models when the daemon is stopped"

@@ -74,6 +74,29 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             body TEXT NOT NULL
         )""",
     ),
+    (
+        """CREATE TABLE calibrations (
+            id INTEGER PRIMARY KEY,
+            checkpoint TEXT NOT NULL,
+            engine TEXT NOT NULL,
+            backend TEXT NOT NULL,
+            card TEXT NOT NULL,
+            launch TEXT NOT NULL,
+            quoted_bytes INTEGER NOT NULL,
+            peak_bytes INTEGER NOT NULL,
+            load_peak_bytes INTEGER NOT NULL,
+            probe_tokens INTEGER NOT NULL,
+            short_bytes INTEGER NOT NULL,
+            seen_s REAL NOT NULL,
+            short_s REAL NOT NULL,
+            UNIQUE (checkpoint, engine, backend, card, launch)
+        )""",
+        "CREATE INDEX calibrations_of_builds ON calibrations (engine, backend, card)",
+    ),
+    (
+        # What a person wants kept as it is: kind 'released' with no subject, kind 'pinned' with a run.
+        "CREATE TABLE holds (kind TEXT NOT NULL, subject TEXT NOT NULL, PRIMARY KEY (kind, subject)) WITHOUT ROWID",
+    ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -20,6 +20,7 @@ from lllm3090d.planning.planner import CacheType
 from lllm3090d.planning.quote import Evidence
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.wire_cards import ExplainView, Gpus, ReservationView
 from lllm3090d.wire_plans import (
     BudgetLineView,
     DownloadView,
@@ -48,6 +49,8 @@ __all__ = [
     "Engines",
     "Event",
     "EventKind",
+    "ExplainView",
+    "Gpus",
     "InspectBody",
     "InspectView",
     "InstanceView",
@@ -61,13 +64,20 @@ __all__ = [
     "ModelView",
     "Models",
     "Name",
+    "PendingView",
+    "PinBody",
+    "Pinned",
     "PlanBody",
     "PlanOptions",
     "PlanView",
     "PlannedCardView",
     "ProjectorView",
+    "ReleaseBody",
+    "Released",
     "Request",
     "Response",
+    "ResumeBody",
+    "Resumed",
     "RopeView",
     "RunningEngineView",
     "SelectEngineBody",
@@ -107,6 +117,22 @@ class UnloadBody(Request):
     model: Name = Field(description="name, alias, or unambiguous parts of the name of a loaded model")
 
 
+class ReleaseBody(Request):
+    """Body of ``POST /v1/release``."""
+
+    until_resume: bool = Field(default=False, description="refuse loads until ``POST /v1/resume``")
+
+
+class ResumeBody(Request):
+    """Body of ``POST /v1/resume``: an empty object."""
+
+
+class PinBody(Request):
+    """Body of ``POST /v1/models/{name}/pin``."""
+
+    pinned: bool = Field(description="true: the model is never unloaded to make room; false: no longer so")
+
+
 class SelectEngineBody(Request):
     """Body of ``POST /v1/engines/select``."""
 
@@ -136,8 +162,19 @@ class InstanceView(Response):
     window_tokens: int
     cache_type_k: CacheType
     cache_type_v: CacheType
-    reserved_bytes: int
-    measured_bytes: int | None = None
+    reserved_bytes: int = Field(description="on all cards; of a model that is on none, of host memory")
+    measured_bytes: int | None = Field(default=None, description="there, at most so far")
+    reservations: tuple[ReservationView, ...] = Field(
+        default=(), description="in each memory, without the items of its price"
+    )
+    pinned: bool = Field(default=False, description="never unloaded to make room")
+    leases: int = Field(default=0, description="requests that keep it from being unloaded to make room")
+    busy: bool | None = Field(
+        default=None, description="a request is in flight; null where the engine does not tell"
+    )
+    idle_s: float | None = Field(
+        default=None, description="since it was last seen in use; null where it is in use, or does not serve"
+    )
     engine_version: str
     adopted: bool = Field(description="found running when the daemon started")
     tier_in_force: bool | None = Field(
@@ -147,10 +184,23 @@ class InstanceView(Response):
     failure: dict[str, Any] | None = Field(default=None, description="problem document of a failed instance")
 
 
+class PendingView(Response):
+    """A load that waits for room."""
+
+    name: str
+    token: str = Field(description="to cancel it by")
+    why: str = Field(description="what it waits for, for a person")
+    waiting_s: float
+    remaining_s: float = Field(description="until it is refused")
+
+
 class Instances(Response):
     """Answer of ``GET /v1/instances``."""
 
     instances: tuple[InstanceView, ...]
+    pending: tuple[PendingView, ...] = Field(
+        default=(), description="loads that wait for room, the next one first"
+    )
 
 
 class ModelView(Response):
@@ -182,7 +232,9 @@ class ModelView(Response):
     on_disk: bool = Field(default=True, description="false for a model of the catalogue, see `download`")
     download: DownloadView | None = None
     verdict: Verdict | None = Field(
-        default=None, description="what becomes of it on `planned_for`; null where no plan can be made"
+        default=None,
+        description="what becomes of it on `planned_for`; dry-run: no rule prices it, so only a plan or a load tells;"
+        " null where no plan can be made",
     )
     parallel: int | None = Field(default=None, description="slots of its plan there")
     window_tokens: int | None = Field(default=None, description="of each slot")
@@ -312,6 +364,9 @@ class InspectView(Response):
     )
     drafter: str | None = Field(default=None, description="file that guesses tokens for it")
     problem: dict[str, Any] | None = Field(default=None, description="why it cannot be planned or loaded")
+    dry_run_reason: str | None = Field(
+        default=None, description="why only a dry run of the engine prices it; null where a rule does"
+    )
 
 
 class CardView(Response):
@@ -431,6 +486,10 @@ class Status(Response):
     models_dir: str
     config_file: str
     instances: tuple[InstanceView, ...]
+    pending: tuple[PendingView, ...] = Field(default=(), description="loads that wait for room")
+    released: bool = Field(
+        default=False, description="the cards were given away; loads are refused until resume"
+    )
 
 
 class EventKind(enum.StrEnum):
@@ -442,6 +501,9 @@ class EventKind(enum.StrEnum):
     SETTINGS = "settings"  # settings were read again, or kept after a bad reload
     RECONCILED = "reconciled"  # the units were listed anew
     TIER = "tier"  # whether a divided cache is divided as planned
+    EVICTION = "eviction"  # a model was unloaded for another one, or for other programs
+    DEVIATION = "deviation"  # a model takes more or less than it was priced at
+    PRESSURE = "pressure"  # other programs take memory that was counted on, or have given it back
 
 
 class Event(Response):
@@ -476,6 +538,7 @@ class LoadLine(Response):
     elapsed_s: float
     token: str
     state: InstanceState | None = None
+    why: str | None = Field(default=None, description="what a queued load waits for")
     plan: PlanView | None = None
     resident_bytes: int | None = Field(default=None, description="memory the engine holds so far")
     expected_bytes: int | None = Field(default=None, description="memory it is expected to hold")
@@ -490,6 +553,29 @@ class Unloaded(Response):
     run: str
     released_bytes: int
     elapsed_s: float
+
+
+class Released(Response):
+    """Answer of ``POST /v1/release``."""
+
+    names: tuple[str, ...] = Field(description="models that were unloaded")
+    released_bytes: int
+    until_resume: bool = Field(description="loads are refused from now on")
+    elapsed_s: float
+
+
+class Resumed(Response):
+    """Answer of ``POST /v1/resume``."""
+
+    was_released: bool = Field(description="loads were refused until now")
+
+
+class Pinned(Response):
+    """Answer of ``POST /v1/models/{name}/pin``."""
+
+    name: str
+    run: str = Field(description="the launch that is pinned; a pin ends with it")
+    pinned: bool
 
 
 class Cancelled(Response):

@@ -87,6 +87,17 @@ class LoadBody(PlanOptions):
     """Body of ``POST /v1/load``."""
 
     token: Token | None = Field(default=None, description="chosen by the client, to cancel this load by it")
+    gpu: CardWord | None = Field(
+        default=None,
+        description="the only card it may be on: its UUID, PCI address or number in GET /v1/gpus",
+    )
+    least_context_tokens: Tokens | None = Field(
+        default=None,
+        description="with context: what will do where that does not fit; the largest that fits is taken",
+    )
+    pin: bool = Field(default=False, description="never unload it for another model")
+    evict: bool = Field(default=True, description="idle models may be unloaded for it")
+    wait: bool = Field(default=True, description="it may wait for room, at most the setting queue_timeout_s")
 
 
 class LineItemView(Response):
@@ -110,7 +121,10 @@ class BudgetLineView(Response):
 class PlannedCardView(Response):
     """The card that a plan was made for."""
 
-    id: str = Field(description="of its profile; synthetic where it is none of the known cards")
+    id: str = Field(
+        description="of its profile; detected where it is none of the known cards, no-gpu without a card, synthetic"
+        " where only the memory was given"
+    )
     name: str
     total_bytes: int
     compute_capability: str | None = Field(default=None, description="null where nobody says")
@@ -260,7 +274,10 @@ class PlanView(Response):
         description="the engine's command line; empty where no engine of this machine could carry the plan out"
     )
     verdict: Verdict | None = Field(default=None, description="what becomes of the model, in a word")
-    evidence: Evidence | None = Field(default=None, description="the weakest of the items")
+    evidence: Evidence | None = Field(
+        default=None,
+        description="the weakest of the items on the card; engine where a dry run alone priced it",
+    )
     limit: LimitView | None = None
     notes: tuple[str, ...] = Field(default=(), description="what was decided against the usual, and why")
     agent: AgentView | None = None

@@ -1,7 +1,8 @@
 """What the engine does with each architecture's context: rules as data, read in the source of llama.cpp b11434.
 
-An architecture without a rule is refused, and so is one whose cache is of a kind that nothing here computes;
-a rule is only ever added from the engine's source and held against its dry run.
+An architecture without a rule, and one whose cache is of a kind that nothing here computes, has no facts: if it
+generates text, the engine's dry run alone prices it (:mod:`lllm3090d.checkpoints.unruled`). A rule is only ever added
+from the engine's source and held against its dry run.
 """
 
 from __future__ import annotations
@@ -285,16 +286,12 @@ DRAFTERS: Mapping[str, Architecture] = MappingProxyType(
     }
 )
 
-# Known to the engine, but their context is of a kind of its own.
-REFUSED: Mapping[str, str] = MappingProxyType(
+# Known to the engine and generating text, but their context is of a kind of its own: only the engine's dry run prices
+# them.
+UNRULED: Mapping[str, str] = MappingProxyType(
     {
-        "clef": "it reads whole documents with a hybrid that keeps no context",
-        "clip": "it is a projector that accompanies a model, not a model",
         "deepseek4": "it compresses its context in a cache of its own kind",
-        "dflash": "it is a drafter and shares the context of its model",
         "dots3note": "its sparse attention keeps an indexer cache beside a sliding window",
-        "eagle3": "it is a drafter and shares the context of its model",
-        "gemma4-assistant": "it is a drafter and shares the context of its model",
         "glm5-next": "its sparse attention keeps an indexer cache beside a recurrent state",
         "graniteswitch": "it keeps the choice of its adapters in an additional layer",
         "grok": "the engine turns flash attention off for it",
@@ -304,11 +301,28 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "minimax-01": "its linear attention keeps a state that nobody has compared with the engine",
         "minimax-m3": "its sparse attention keeps an indexer cache",
         "nanbeige": "it runs through its blocks several times",
+        "qwen4exp": "its sparse attention keeps an indexer cache beside a recurrent state",
+    }
+)
+
+# Known to the engine, but nothing that generates text by itself.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "clef": "it reads whole documents with a hybrid that keeps no context",
+        "clip": "it is a projector that accompanies a model, not a model",
+        "dflash": "it is a drafter and shares the context of its model",
+        "eagle3": "it is a drafter and shares the context of its model",
+        "gemma4-assistant": "it is a drafter and shares the context of its model",
         "pockettts": "it makes speech",
         "qwen3tts": "it makes speech",
-        "qwen4exp": "its sparse attention keeps an indexer cache beside a recurrent state",
         "t5": "it consists of an encoder and a decoder",
         "t5encoder": "it is the encoder half of a model",
         "wavtokenizer-dec": "it makes speech",
     }
 )
+
+
+def why_without_rule(architecture: str) -> str:
+    """Why an architecture has no rule, as the end of a sentence."""
+    reason = UNRULED.get(architecture) or REFUSED.get(architecture)
+    return reason or "no rule says how the engine keeps its context"

@@ -11,11 +11,11 @@ from pathlib import Path
 from lllm3090d.checkpoints.architectures import (
     ARCHITECTURES,
     DRAFTERS,
-    REFUSED,
     Architecture,
     Graph,
     Mtp,
     Recurrence,
+    why_without_rule,
 )
 from lllm3090d.checkpoints.chat_template import reasoning_words
 from lllm3090d.checkpoints.contents import Tensors
@@ -316,7 +316,7 @@ def facts_of_headers(headers: Sequence[GgufHeader], *, is_drafter: bool = False)
     return CheckpointFacts(
         architecture=architecture,
         title=printable(keys.text("general.name", "")) or None,
-        quantisation=_quantisation(headers, keys),
+        quantisation=quantisation_of(headers, keys),
         trained_context_tokens=trained,
         embedding_length=embedding_length,
         vocabulary_size=vocabulary_size,
@@ -450,7 +450,7 @@ def _rope(keys: Keys, architecture: str, layers: Sequence[LayerFacts], trained: 
     )
 
 
-def _quantisation(headers: Sequence[GgufHeader], keys: Keys) -> str:
+def quantisation_of(headers: Sequence[GgufHeader], keys: Keys) -> str:
     """Label of ``general.file_type``; where it is missing or unknown, the type that most bytes have."""
     label = gguf_format().file_types.get(keys.number("general.file_type", -1))
     if label is not None:
@@ -459,12 +459,12 @@ def _quantisation(headers: Sequence[GgufHeader], keys: Keys) -> str:
     for header in headers:
         for tensor in header.tensors:
             sizes[tensor.type_name] += tensor.size_bytes
-    return sizes.most_common(1)[0][0]
+    return sizes.most_common(1)[0][0] if sizes else "unknown"
 
 
 def _unsupported(header: GgufHeader, architecture: str) -> LlmError:
     path, name = printable(header.path), printable(architecture)
-    reason = REFUSED.get(architecture, "no rule says how the engine keeps its context")
+    reason = why_without_rule(architecture)
     return LlmError(
         ErrorCode.UNSUPPORTED_ARCHITECTURE,
         f"{path} has the architecture {name}, whose memory cannot be computed: {reason}.",

@@ -25,6 +25,7 @@ from lllm3090d.planning.launch import SpecType
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import Features, TierRoom
 from lllm3090d.planning.tier_conditions import HostMemory, TierMachine
+from lllm3090d.planning.tier_speed import link_speed
 
 ALL_LAYERS = "999"  # more layers than any model has; "all" is unknown to older builds
 LAYER_SPELLINGS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
@@ -179,7 +180,8 @@ def _tier_room(capabilities: Capabilities, card: Card | None, host: HostMemory |
         virtual_memory=capabilities.virtual_memory,
         driver_version=card.driver_version,
     )
-    return TierRoom(machine, offer, host)
+    link = None if card.link is None else link_speed(card.link.generation, card.link.width)
+    return TierRoom(machine, offer, host, link=link)
 
 
 class _CommandLine:

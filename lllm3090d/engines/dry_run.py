@@ -223,7 +223,20 @@ def result_key(run: DryRun, arguments: tuple[str, ...]) -> str:
 
 
 def _ability(run: DryRun) -> DryRunAbility:
-    ability = run.capabilities.dry_run
+    return dry_run_ability(run.capabilities, run.build.server)
+
+
+def dry_run_ability(capabilities: Capabilities, server: Path | None = None) -> DryRunAbility:
+    """What projects launches for a build.
+
+    Args:
+        capabilities: of the build.
+        server: its server, for the message; None where it goes without saying.
+
+    Raises:
+        LlmError: ENGINE_UNUSABLE where the build cannot project.
+    """
+    ability = capabilities.dry_run
     if ability is None or not ability.can_project:
         why = (
             "brings no llama-fit-params"
@@ -232,9 +245,9 @@ def _ability(run: DryRun) -> DryRunAbility:
         )
         raise LlmError(
             ErrorCode.ENGINE_UNUSABLE,
-            f"{run.build.server} (version {run.capabilities.version}) {why}, so it cannot project a launch.",
+            f"{server or 'The engine'} (version {capabilities.version}) {why}, so it cannot project a launch.",
             hint="Use a build with llama-fit-params; distributions may have it in a package of extra tools.",
-            path=str(run.build.server),
+            **({"path": str(server)} if server else {}),
         )
     return ability
 
@@ -248,6 +261,7 @@ def _failed(run: DryRun, ability: DryRunAbility, answer: Answer, time_limit_s: f
         hint="Most likely this build cannot load the model; its last lines tell. Try another build or file.",
         path=str(ability.program),
         status=answer.status,
+        timed_out=answer.timed_out,
         last_lines=lines,
     )
 

@@ -30,6 +30,7 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Loaded with mmap or read, the bytes are the same; locked ones are no cache that the kernel may drop.
 FREE_LOAD_MODES = frozenset({"auto", "none", "mmap", "dio"})
 EVERY_MODEL = "*"
+LARGEST_COUNT = 999  # more layers than any model has
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,14 @@ NOTHING = ExtraArguments()
 
 
 def extra_arguments(
-    arguments: Sequence[str], capabilities: Capabilities, facts: CheckpointFacts
+    arguments: Sequence[str], capabilities: Capabilities, facts: CheckpointFacts | None
 ) -> ExtraArguments:
     """Check further arguments and sort them.
 
     Args:
         arguments: options and their values, each a word of its own; of an option the last one counts.
         capabilities: of the build.
-        facts: the checkpoint, for "all experts".
+        facts: the checkpoint, for "all experts"; None of a model without a rule, whose layers nobody has counted.
 
     Raises:
         LlmError: INVALID_REQUEST for an option that the build does not have, a value that is missing or not among
@@ -155,13 +156,13 @@ def chosen_for(model: str, table: Mapping[str, Sequence[str]]) -> tuple[str, ...
 
 # --- what has a price ----------------------------------------------------------------------------------------------
 
-Read = Callable[[Given, CheckpointFacts], Mapping[str, Any]]
+Read = Callable[[Given, CheckpointFacts | None], Mapping[str, Any]]
 
 
 def _positive(name: str) -> Read:
     """A number; one that is not positive asks for nothing, as the engine takes it for its default."""
 
-    def read(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
+    def read(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
         number = whole_number(given)
         return {name: number} if number > 0 else {}
 
@@ -171,7 +172,7 @@ def _positive(name: str) -> Read:
 def _number(name: str, reason: str, most: int = 10_000) -> Read:
     """A number that must not be negative, nor above what the settings allow for the same."""
 
-    def read(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
+    def read(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
         number = whole_number(given)
         if number < 0:
             _refuse(given, reason)
@@ -182,17 +183,27 @@ def _number(name: str, reason: str, most: int = 10_000) -> Read:
     return read
 
 
-def _layers(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
+def _layers(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
     if given.values[0] == "auto":
         return {}
-    everything = len(facts.layers) + 1
+    everything = LARGEST_COUNT if facts is None else len(facts.layers) + 1
     number = everything if given.values[0] == "all" else whole_number(given)
     if number < 0:
         return {}
+    if facts is None:
+        if number < everything:
+            _refuse_uncounted(given)
+        return {}  # all of it, as without
     return {"gpu_layers": min(number, everything)}
 
 
-def _spec_type(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
+def _all_experts(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
+    if facts is None:
+        _refuse_uncounted(given)
+    return {"cpu_experts": len(facts.trunk)}
+
+
+def _spec_type(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
     if given.values[0] == "none":
         return {"drafting": Drafting.OFF}
     if given.values[0] != SpecType.MTP:
@@ -204,13 +215,13 @@ def _spec_type(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
     return {"drafting": Drafting.ON}
 
 
-def _flash_attention(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
+def _flash_attention(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
     if given.values and given.values[0] not in TRUE_WORDS:
         _refuse(given, "every price is that of flash attention, which is always on")
     return {}
 
 
-def _rope_scaling(given: Given, facts: CheckpointFacts) -> Mapping[str, Any]:
+def _rope_scaling(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any]:
     return {"rope_scaling": RopeScaling(given.values[0])}
 
 
@@ -223,7 +234,7 @@ _PRICED: Mapping[str, Read] = {
     "--cache-type-v": lambda given, facts: {"cache_type_v": CacheType(given.values[0])},
     "--n-gpu-layers": _layers,
     "--n-cpu-moe": _number("cpu_experts", "a number of layers is not negative"),
-    "--cpu-moe": lambda given, facts: {"cpu_experts": len(facts.trunk)},
+    "--cpu-moe": _all_experts,
     "--no-kv-offload": lambda given, facts: {"cache_on_host": given.is_negative},
     "--kv-unified": lambda given, facts: {"unified": not given.is_negative},
     "--swa-full": lambda given, facts: {"swa_full": True},
@@ -243,7 +254,7 @@ _PRICED: Mapping[str, Read] = {
 PRICED = tuple(_PRICED)
 
 
-def _priced(given: Given, facts: CheckpointFacts) -> Mapping[str, Any] | None:
+def _priced(given: Given, facts: CheckpointFacts | None) -> Mapping[str, Any] | None:
     """Fields of the request or of the settings; None for an option without a price."""
     for name, read in _PRICED.items():
         if given.names(name):
@@ -266,6 +277,10 @@ def _check_value(given: Given) -> None:
     odd = [word for word in words if option.allowed and word not in option.allowed]
     if odd:
         _refuse(given, f"{odd[0]!r} is not among the values that this engine lists", allowed=option.allowed)
+
+
+def _refuse_uncounted(given: Given) -> NoReturn:
+    _refuse(given, "no rule for this architecture tells how many layers there are")
 
 
 def _refuse_unasked(given: Given) -> None:

@@ -1,34 +1,82 @@
-"""Which memory is managed: an NVIDIA card, or host memory in its place."""
+"""Which memory is managed: the cards of one vendor, or host memory in their place."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
+
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
-from lllm3090d.gpus.nvml import NoCardError, NvmlReader
-from lllm3090d.gpus.readings import CardReader
+from lllm3090d.gpus.nvml import open_nvidia
+from lllm3090d.gpus.readings import CardReader, NoCardError
+from lllm3090d.gpus.sysfs import SYSTEM, Roots, open_amd, open_intel
+from lllm3090d.planning.units import MIB
 from lllm3090d.settings import CardChoice
 
+log = logging.getLogger(__name__)
 
-def open_card(choice: CardChoice) -> CardReader:
-    """Open the card that the setting ``card`` asks for.
+# With less no model that is worth a card fits; what an APU calls its video memory is mostly below it.
+MIN_CARD_BYTES = 3072 * MIB
+HINTS = {
+    CardChoice.NVIDIA: "Install the NVIDIA driver and check nvidia-smi",
+    CardChoice.AMD: "Check that the kernel's amdgpu drives the card (lspci -k)",
+    CardChoice.INTEL: "Check that the kernel's xe drives the card (lspci -k) and that"
+    " /sys/fs/cgroup/dmem.capacity lists it",
+}
 
-    With ``auto`` only a machine without an NVIDIA driver or device gets host memory. A driver that is there
-    and does not answer is an error: to fall back silently would put a model meant for the card into host
-    memory.
+
+def open_cards(choice: CardChoice, roots: Roots = SYSTEM) -> tuple[CardReader, ...]:
+    """Open the cards that the setting ``card`` asks for, the one with the most memory first; never empty.
+
+    With ``auto`` the first vendor with a card that can be managed is taken: NVIDIA, AMD, Intel; only a machine without
+    any gets host memory. A driver that is there and does not answer is an error: to fall back silently would put a
+    model meant for the card into host memory. Cards with less than 3 GiB are left out.
+
+    Args:
+        choice: of the setting.
+        roots: where the kernel's file systems are mounted.
 
     Raises:
-        LlmError: CARD_UNREADABLE where a driver is broken, or where ``nvidia`` is asked for and absent.
+        LlmError: CARD_UNREADABLE where a driver is broken, or where a vendor is asked for and has no card here.
     """
+    openers: dict[CardChoice, Callable[[], Sequence[CardReader]]] = {
+        CardChoice.NVIDIA: open_nvidia,
+        CardChoice.AMD: lambda: open_amd(roots),
+        CardChoice.INTEL: lambda: open_intel(roots),
+    }
     if choice is CardChoice.CPU:
-        return HostMemoryReader()
-    try:
-        return NvmlReader()
-    except NoCardError as error:
-        if choice is CardChoice.AUTO:
-            return HostMemoryReader()
-        raise LlmError(
-            ErrorCode.CARD_UNREADABLE,
-            f'The setting card = "nvidia" asks for an NVIDIA card, and there is none: {error}.',
-            hint='Install the NVIDIA driver and check nvidia-smi, or set card = "auto" or "cpu".',
-            nvml_text=str(error),
-        ) from error
+        return (HostMemoryReader(),)
+    if choice is not CardChoice.AUTO:
+        try:
+            return _eligible(openers[choice]())
+        except NoCardError as error:
+            raise LlmError(
+                ErrorCode.CARD_UNREADABLE,
+                f'The setting card = "{choice}" asks for cards of a kind that this machine has none of: {error}.',
+                hint=f'{HINTS[choice]}, or set card = "auto" or "cpu".',
+                reason=str(error),
+            ) from error
+    for vendor, opener in openers.items():
+        try:
+            return _eligible(opener())
+        except NoCardError as error:
+            log.info("no card of %s: %s", vendor, error)
+    return (HostMemoryReader(),)
+
+
+def _eligible(readers: Sequence[CardReader]) -> tuple[CardReader, ...]:
+    """Those with memory enough; one that cannot be read now stays, and says so. Raises NoCardError for none."""
+    chosen, small = [], []
+    for reader in readers:
+        card = reader.card
+        if 0 < card.total_bytes < MIN_CARD_BYTES:
+            small.append(
+                f"{card.name} has {card.total_bytes // MIB} MiB of video memory, less than {MIN_CARD_BYTES // MIB}"
+            )
+            log.warning("a card is left out: %s", small[-1])
+            reader.close()
+        else:
+            chosen.append(reader)
+    if not chosen:
+        raise NoCardError("; ".join(small))
+    return tuple(chosen)

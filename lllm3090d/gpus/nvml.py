@@ -3,59 +3,248 @@
 Figures are those of ``nvmlDeviceGetMemoryInfo_v2``: total = reserved + used + free, where reserved is what
 the driver and firmware keep. Version 1, the only one before driver 510, counts reserved as used and does not
 tell it apart.
+
+A card goes by its UUID. After a failed reading its handle is asked for again, and where NVML itself has lost the card
+the library is shut down and initialised again, so that a card that comes back is read again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import logging
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import Card, CardKind, CardProcess, MemoryReading
-from lllm3090d.planning.quote import MIB
+from lllm3090d.gpus.readings import (
+    Card,
+    CardKind,
+    CardProcess,
+    MemoryReading,
+    NoCardError,
+    PcieLink,
+    normal_pci_address,
+)
+from lllm3090d.planning.units import MIB
+
+log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
 # Rounding of the driver's own figures; more than that between total and its parts is nonsense.
 TOLERANCE_BYTES = 64 * MIB
+# First driver whose Vulkan the engine's releases are made for; older ones lack extensions or are slow.
+MIN_DRIVER_VERSION = 550
+# Between two attempts to initialise the library again: with a lost card each may take long.
+RESTART_PAUSE_S = 5.0
+SEE = "See what nvidia-smi says, and journalctl -k --grep 'NVRM|Xid'"
 
 
-class NoCardError(Exception):
-    """There is no NVIDIA card to read, for a reason that is no fault: no library, no driver, no device."""
+def open_nvidia(restart_pause_s: float = RESTART_PAUSE_S) -> tuple[NvmlReader, ...]:
+    """A reader for each NVIDIA card, the one with the most memory first; of equal ones in NVML's order.
+
+    A card that cannot even be identified is left out with a warning where there are others.
+
+    Args:
+        restart_pause_s: least seconds between two attempts to initialise the library again.
+
+    Raises:
+        NoCardError: no NVML library, driver not loaded, or no device.
+        LlmError: CARD_UNREADABLE where there is a driver and it does not answer properly.
+    """
+    session = _Session(restart_pause_s)
+    nvml = session.nvml
+    try:
+        session.start()
+        count = int(nvml.nvmlDeviceGetCount())
+        if count == 0:
+            raise NoCardError("the NVIDIA driver lists no device")
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+        readers = _identified(session, count, driver)
+    except nvml.NVMLError as error:
+        session.stop()
+        if error.value in (
+            nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            nvml.NVML_ERROR_GPU_NOT_FOUND,
+        ):
+            _raise_if_library_is_broken(error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+            raise NoCardError(str(error)) from error
+        raise session.unreadable("the driver could not be asked", error) from error
+    except NoCardError:
+        session.stop()
+        raise
+    session.users = len(readers)
+    return tuple(sorted(readers, key=lambda reader: -reader.card.total_bytes))
 
 
-class NvmlReader:
-    """Reads the NVIDIA card with the most memory. NVML is safe to call from several threads."""
+def driver_problem(version: str) -> str:
+    """What a person should know of a driver of this version; empty where nothing."""
+    major = version.partition(".")[0]
+    if not major.isdecimal() or int(major) >= MIN_DRIVER_VERSION:
+        return ""
+    return (
+        f"NVIDIA driver {version} is older than {MIN_DRIVER_VERSION}, which engines with Vulkan need:"
+        " install a newer one."
+    )
 
-    def __init__(self) -> None:
-        """Open the driver's library and choose the card.
 
-        Raises:
-            NoCardError: no NVML library, driver not loaded, or no device.
-            LlmError: CARD_UNREADABLE where there is a driver and it does not answer properly.
-        """
+def _identified(session: _Session, count: int, driver: str) -> list[NvmlReader]:
+    readers, failure = [], None
+    for index in range(count):
+        try:
+            handle = session.nvml.nvmlDeviceGetHandleByIndex(index)
+            readers.append(NvmlReader(session, _card(session.nvml, handle, driver)))
+        except session.nvml.NVMLError as error:
+            failure = error
+            log.warning("NVIDIA card %d is left out: %s", index, error)
+    if failure is not None and not readers:
+        raise failure
+    return readers
+
+
+def _card(nvml: Any, handle: Any, driver: str) -> Card:
+    """What does not change of a card. Raises NVMLError where it cannot be identified."""
+
+    def told(function: Callable[[Any], Any]) -> Any:
+        """Of what may be missing: None."""
+        try:
+            return function(handle)
+        except nvml.NVMLError as error:
+            log.info("%s does not tell: %s", function.__name__, error)
+            return None
+
+    uuid, name = str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
+    memory, pci = told(nvml.nvmlDeviceGetMemoryInfo), told(nvml.nvmlDeviceGetPciInfo)
+    capability = told(nvml.nvmlDeviceGetCudaComputeCapability)
+    # An idle card lowers the generation of its link, not the lanes; a slot with fewer of them shows only in use.
+    generation = told(nvml.nvmlDeviceGetMaxPcieLinkGeneration)
+    width = told(nvml.nvmlDeviceGetCurrPcieLinkWidth) or told(nvml.nvmlDeviceGetMaxPcieLinkWidth)
+    bus_id = "" if pci is None else pci.busId
+    return Card(
+        kind=CardKind.NVIDIA,
+        uuid=uuid,
+        name=name,
+        driver_version=driver,
+        total_bytes=0 if memory is None else int(memory.total),
+        pci_address=normal_pci_address(
+            bus_id if isinstance(bus_id, str) else bus_id.decode("ascii", "replace")
+        ),
+        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+        link=PcieLink(int(generation), int(width)) if generation and width else None,
+        driver_problem=driver_problem(driver),
+    )
+
+
+class _Session:
+    """The library, initialised once for all cards; whoever calls it holds ``lock``."""
+
+    def __init__(self, restart_pause_s: float) -> None:
         # Deferred: machines without a card do not pay for the import.
         import pynvml  # noqa: PLC0415
 
-        self._nvml: Any = pynvml
+        self.nvml: Any = pynvml
+        self.lock = threading.RLock()
+        self.users = 0
+        self.generation = 0  # of initialisations: handles of an earlier one are worth nothing
+        self._restart_pause_s = restart_pause_s
         self._open = False
+        self._restarted_s: float | None = None
+        self._failure: Exception | None = None  # of the last attempt to initialise
+
+    def start(self) -> None:
+        """Initialise. Raises NVMLError."""
         try:
-            pynvml.nvmlInit()
-            self._open = True
-            self._handle, self._card = self._choose()
-        except pynvml.NVMLError as error:
-            self.close()
-            if error.value in (
-                pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-                pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-                pynvml.NVML_ERROR_GPU_NOT_FOUND,
-            ):
-                _raise_if_library_is_broken(error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-                raise NoCardError(str(error)) from error
-            raise self._unreadable("the driver could not be asked", error) from error
-        except (NoCardError, LlmError):
-            self.close()
+            self.nvml.nvmlInit()
+        except self.nvml.NVMLError as error:
+            self._failure = error
             raise
+        self._open = True
+        self._failure = None
+        self.generation += 1
+
+    def stop(self) -> None:
+        """Shut down. Raises NVMLError."""
+        if self._open:
+            self._open = False
+            self.nvml.nvmlShutdown()
+
+    def restart(self) -> None:
+        """Shut down and initialise again, unless that was done a moment ago. Raises NVMLError."""
+        now_s = time.monotonic()
+        if self._restarted_s is not None and now_s - self._restarted_s < self._restart_pause_s:
+            if self._failure is not None:
+                raise self._failure
+            return
+        self._restarted_s = now_s
+        try:
+            self.stop()
+        except self.nvml.NVMLError as error:
+            log.warning("NVML could not be shut down: %s", error)
+        self.start()
+
+    def leave(self) -> None:
+        """One reader fewer; the last one shuts down. Raises LlmError CARD_UNREADABLE."""
+        self.users -= 1
+        if self.users == 0:
+            try:
+                self.stop()
+            except self.nvml.NVMLError as error:
+                raise self.unreadable("the driver's library could not be closed", error) from error
+
+    def lost(self, error: Any) -> bool:
+        """The library has to be initialised again before this card can be read."""
+        nvml = self.nvml
+        return error.value in (
+            nvml.NVML_ERROR_UNINITIALIZED,
+            nvml.NVML_ERROR_NOT_FOUND,
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            nvml.NVML_ERROR_GPU_IS_LOST,
+            nvml.NVML_ERROR_RESET_REQUIRED,
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            nvml.NVML_ERROR_GPU_NOT_FOUND,
+        )
+
+    def optional(self, error: Any) -> bool:
+        """The driver or this card does not offer the call."""
+        nvml = self.nvml
+        return error.value in (
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        )
+
+    def unreadable(self, what: str, error: Any) -> LlmError:
+        """The failure as it is told."""
+        nvml = self.nvml
+        hints = {
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "The driver was updated while it ran: restart the "
+            "computer, or reload the nvidia kernel modules and restart lllm3090d.",
+            nvml.NVML_ERROR_GPU_IS_LOST: "The card has fallen off the bus: restart the computer; if it "
+            "happens again, check power and seating. The reason is in: journalctl -k --grep 'NVRM|Xid'",
+            nvml.NVML_ERROR_NO_PERMISSION: "Check that this user may open /dev/nvidiactl.",
+        }
+        return LlmError(
+            ErrorCode.CARD_UNREADABLE,
+            f"NVIDIA: {what}: {error} (NVML error {error.value}).",
+            hint=hints.get(error.value, SEE),
+            nvml_error=int(error.value),
+            nvml_text=str(error),
+        )
+
+
+class NvmlReader:
+    """Reads one NVIDIA card; made by :func:`open_nvidia`. May be used from several threads."""
+
+    def __init__(self, session: _Session, card: Card) -> None:
+        self._session = session
+        self._card = card
+        self._handle: Any = None
+        self._handle_generation = 0
+        self._lost_generation: int | None = None  # in which the library lost the card
+        self._closed = False
 
     @property
     def card(self) -> Card:
@@ -63,14 +252,22 @@ class NvmlReader:
         return self._card
 
     def read(self) -> MemoryReading:
-        """The card's memory now. Raises LlmError CARD_UNREADABLE, also for absurd figures."""
-        nvml = self._nvml
-        try:
-            total, reserved, used, free = self._memory()
-            processes, known = self._processes()
-        except nvml.NVMLError as error:
-            raise self._unreadable(f"{self._card.name} could not be read", error) from error
-        _check(self._card.name, total, reserved, used, free)
+        """The card's memory now. Raises LlmError CARD_UNREADABLE, also for absurd figures and a total that changed."""
+        session = self._session
+        with session.lock:
+            if self._closed:
+                raise self._refused("its reader is closed", "Open the card again.")
+            try:
+                handle = self._acquire()
+                total, reserved, used, free = self._memory(handle)
+                processes, known = self._processes(handle)
+            except session.nvml.NVMLError as error:
+                self._handle = None
+                self._lost_generation = session.generation if session.lost(error) else None
+                raise session.unreadable(f"{self._card.name} could not be read", error) from error
+        self._check(total, reserved, used, free, processes)
+        if not self._card.total_bytes:
+            self._card = dataclasses.replace(self._card, total_bytes=total)
         return MemoryReading(
             taken_monotonic_s=time.monotonic(),
             total_bytes=total,
@@ -82,50 +279,53 @@ class NvmlReader:
         )
 
     def close(self) -> None:
-        """Shut NVML down; further reads fail. May be called again."""
-        if self._open:
-            self._open = False
-            try:
-                self._nvml.nvmlShutdown()
-            except self._nvml.NVMLError as error:
-                raise self._unreadable("the driver's library could not be closed", error) from error
+        """Further reads fail; the last reader shuts NVML down. May be called again. Raises LlmError CARD_UNREADABLE."""
+        with self._session.lock:
+            if not self._closed:
+                self._closed = True
+                self._session.leave()
 
-    def _choose(self) -> tuple[Any, Card]:
-        nvml = self._nvml
-        count = nvml.nvmlDeviceGetCount()
-        if count == 0:
-            raise NoCardError("the NVIDIA driver lists no device")
-        driver = nvml.nvmlSystemGetDriverVersion()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        # The first of several equal ones.
-        largest = max(handles, key=lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
-        card = Card(
-            kind=CardKind.NVIDIA,
-            uuid=nvml.nvmlDeviceGetUUID(largest),
-            name=nvml.nvmlDeviceGetName(largest),
-            driver_version=driver,
-        )
-        return largest, card
+    def _acquire(self) -> Any:
+        """The handle of this initialisation of the library. Raises NVMLError, LlmError for a card in parts."""
+        session = self._session
+        if self._lost_generation == session.generation:
+            session.restart()
+            self._lost_generation = None
+        if self._handle is None or self._handle_generation != session.generation:
+            handle = session.nvml.nvmlDeviceGetHandleByUUID(self._card.uuid)
+            if self._is_in_parts(handle):
+                raise self._refused(
+                    "it is divided (MIG), and what a part has left is not told here",
+                    f"Undivide it: sudo nvidia-smi -i {self._card.uuid} -mig 0",
+                )
+            self._handle, self._handle_generation = handle, session.generation
+        return self._handle
 
-    def _memory(self) -> tuple[int, int | None, int, int]:
-        """total, reserved, used, free; bytes."""
-        nvml = self._nvml
+    def _is_in_parts(self, handle: Any) -> bool:
+        nvml = self._session.nvml
         try:
-            info = nvml.nvmlDeviceGetMemoryInfo(self._handle, version=nvml.nvmlMemory_v2)
+            current, _ = nvml.nvmlDeviceGetMigMode(handle)
         except nvml.NVMLError as error:
-            if error.value not in (
-                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                nvml.NVML_ERROR_NOT_SUPPORTED,
-                nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-            ):
+            if not self._session.optional(error):
                 raise
-            info = nvml.nvmlDeviceGetMemoryInfo(self._handle)
+            return False
+        return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _memory(self, handle: Any) -> tuple[int, int | None, int, int]:
+        """total, reserved, used, free; bytes."""
+        nvml = self._session.nvml
+        try:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except nvml.NVMLError as error:
+            if not self._session.optional(error):
+                raise
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
             return int(info.total), None, int(info.used), int(info.free)
         return int(info.total), int(info.reserved), int(info.used), int(info.free)
 
-    def _processes(self) -> tuple[tuple[CardProcess, ...], bool]:
+    def _processes(self, handle: Any) -> tuple[tuple[CardProcess, ...], bool]:
         """Compute and graphics processes, one row a pid; and whether the driver tells (WSL does not)."""
-        nvml = self._nvml
+        nvml = self._session.nvml
         merged: dict[int, int | None] = {}
         known = True
         for function in (
@@ -133,9 +333,9 @@ class NvmlReader:
             nvml.nvmlDeviceGetGraphicsRunningProcesses,
         ):
             try:
-                rows = function(self._handle)
+                rows = function(handle)
             except nvml.NVMLError as error:
-                if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                if not self._session.optional(error):
                     raise
                 known = False
                 continue
@@ -146,21 +346,45 @@ class NvmlReader:
                 merged[pid] = used if before is None else max(before, used or 0)
         return tuple(CardProcess(pid, used) for pid, used in sorted(merged.items())), known
 
-    def _unreadable(self, what: str, error: Any) -> LlmError:
-        nvml = self._nvml
-        hints = {
-            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "The driver was updated while it ran: restart the "
-            "computer, or reload the nvidia kernel modules.",
-            nvml.NVML_ERROR_GPU_IS_LOST: "The card has fallen off the bus: restart the computer; if it "
-            "happens again, check power and seating. The reason is in: journalctl -k --grep 'NVRM|Xid'",
-            nvml.NVML_ERROR_NO_PERMISSION: "Check that this user may open /dev/nvidiactl.",
+    def _check(
+        self, total: int, reserved: int | None, used: int, free: int, processes: tuple[CardProcess, ...]
+    ) -> None:
+        """Refuse figures that cannot be true: admission must not rest on them."""
+        figures = {
+            "total_bytes": total,
+            "reserved_bytes": reserved,
+            "used_bytes": used,
+            "free_bytes": free,
         }
+        parts = used + free + (reserved or 0)
+        if total <= 0 or max(used, free, reserved or 0) > total or parts > total + TOLERANCE_BYTES:
+            raise self._refused(
+                f"its figures cannot be true: total {total}, reserved {reserved}, used {used}, free {free} bytes",
+                "See what nvidia-smi says; restart the computer if it shows the same.",
+                **figures,
+            )
+        if self._card.total_bytes not in (0, total):
+            raise self._refused(
+                f"its total was {self._card.total_bytes} bytes and is now {total}, which cannot be the same card",
+                "If that is right: systemctl --user restart lllm3090d",
+                **figures,
+            )
+        for process in processes:
+            if (process.used_bytes or 0) > total:
+                raise self._refused(
+                    f"process {process.pid} is said to hold {process.used_bytes} of {total} bytes, and cannot",
+                    SEE,
+                    pid=process.pid,
+                    **figures,
+                )
+
+    def _refused(self, why: str, hint: str, **details: int | None) -> LlmError:
         return LlmError(
             ErrorCode.CARD_UNREADABLE,
-            f"NVIDIA: {what}: {error} (NVML error {error.value}).",
-            hint=hints.get(error.value, "See what nvidia-smi says, and journalctl -k --grep 'NVRM|Xid'"),
-            nvml_error=int(error.value),
-            nvml_text=str(error),
+            f"NVIDIA: {self._card.name} could not be read: {why}.",
+            hint=hint,
+            card=self._card.uuid,
+            **details,
         )
 
 
@@ -179,19 +403,3 @@ def _raise_if_library_is_broken(not_loaded: bool) -> None:
             hint='Reinstall the NVIDIA driver, or set card = "cpu" to do without the card.',
             nvml_text=str(error),
         ) from error
-
-
-def _check(name: str, total: int, reserved: int | None, used: int, free: int) -> None:
-    """Refuse figures that cannot be true: admission must not rest on them."""
-    parts = used + free + (reserved or 0)
-    if total <= 0 or max(used, free, reserved or 0) > total or parts > total + TOLERANCE_BYTES:
-        raise LlmError(
-            ErrorCode.CARD_UNREADABLE,
-            f"NVIDIA: {name} reports figures that cannot be true: total {total}, reserved {reserved}, "
-            f"used {used}, free {free} bytes.",
-            hint="See what nvidia-smi says; restart the computer if it shows the same.",
-            total_bytes=total,
-            reserved_bytes=reserved,
-            used_bytes=used,
-            free_bytes=free,
-        )

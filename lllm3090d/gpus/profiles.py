@@ -14,7 +14,10 @@ from lllm3090d.errors import ErrorCode, LlmError
 
 REFERENCE_PROFILE = "rtx-3090"  # card on which every speed of the packaged catalogue was measured
 VRAM_TOLERANCE_MIB = 512  # between nameplate and what the driver reports, for the same card
-SYNTHETIC_ID = "synthetic"
+DETECTED_ID = "detected"  # a card that is there and in no list
+NO_CARD_ID = "no-gpu"
+SYNTHETIC_ID = "synthetic"  # of which somebody said the memory only
+NAMELESS_IDS = frozenset({DETECTED_ID, NO_CARD_ID, SYNTHETIC_ID})
 MAX_VRAM_MIB = 4 << 20  # 4 TiB: more is a slip of the hand
 _VRAM = re.compile(r"(?P<number>\d{1,7}(?:\.\d{1,6})?)\s*(?P<unit>[A-Za-z]*)")
 _UNITS_MIB = {"mib": 1, "gib": 1024, "tib": 1024 * 1024}
@@ -89,7 +92,7 @@ def profile_of(name: str, vram_mib: int, compute_capability: str | None = None) 
         ):
             return known.model_copy(update={"vram_mib": vram_mib})
     return CardProfile(
-        id=SYNTHETIC_ID,
+        id=DETECTED_ID,
         name=name[:200] or "unnamed card",
         compute_capability=compute_capability,
         vram_mib=max(1, vram_mib),
@@ -98,7 +101,12 @@ def profile_of(name: str, vram_mib: int, compute_capability: str | None = None) 
 
 def absent_profile() -> CardProfile:
     """No card: the capacity of the reference is borrowed, and nothing counts as measured."""
-    return named_profile(REFERENCE_PROFILE).model_copy(update={"present": False, "measured": False})
+    return without_card(named_profile(REFERENCE_PROFILE))
+
+
+def without_card(borrowed: CardProfile) -> CardProfile:
+    """A profile that stands in where there is no card: nothing counts as measured on it."""
+    return borrowed.model_copy(update={"id": NO_CARD_ID, "present": False, "measured": False})
 
 
 def capacity_profile(vram_mib: int) -> CardProfile:

@@ -167,9 +167,8 @@ def cache_shape(
     context = asked or facts.trained_context_tokens
     check_slots(parallel, context, batch_tokens)
     micro_batch = min(context, batch_tokens, micro_batch_tokens)
-    padded = round_up(context, CELL_PADDING_TOKENS)
     streams = 1 if unified else parallel
-    stream = round_up(padded // streams, CELL_PADDING_TOKENS)
+    stream = stream_cells(context, streams)
     sliding = 0
     if any(group.layer.kind is LayerKind.SLIDING for group in all_groups(facts)):
         if facts.sliding_window_tokens < 1:
@@ -190,6 +189,11 @@ def cache_shape(
         micro_batch_tokens=micro_batch,
         state_planes=1 + (rollback_tokens if facts.rolls_back else 0),
     )
+
+
+def stream_cells(context_tokens: int, streams: int) -> int:
+    """Cells of each of so many pools: its share of the padded context, padded up again."""
+    return round_up(round_up(context_tokens, CELL_PADDING_TOKENS) // streams, CELL_PADDING_TOKENS)
 
 
 def check_slots(parallel: int, context_tokens: int | None = None, batch_tokens: int | None = None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
+from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
@@ -45,13 +46,8 @@ def check_request(
         LlmError: INVALID_REQUEST for numbers out of range; UNSUPPORTED_COMBINATION for what this model or
             engine cannot do; ENGINE_UNUSABLE for an engine that cannot use the card.
     """
-    _check_engine(features.backend, card_kind)
-    for field, (least, most) in RANGES.items():
-        value = getattr(request, field)
-        if value is not None and not least <= value <= most:
-            raise _invalid(field, value, least, most)
-    if request.parallel is not None:
-        cache.check_slots(request.parallel)
+    check_engine(features.backend, card_kind)
+    check_numbers(request)
     reason = _impossible(facts, request, features, card_kind, projector=projector, drafter=drafter)
     if reason is not None:
         what, hint = reason
@@ -60,8 +56,27 @@ def check_request(
         raise LlmError(ErrorCode.UNSUPPORTED_COMBINATION, f"{sentence}.", hint=hint)
 
 
+def check_numbers(request: PlanRequest) -> None:
+    """Refuse numbers that nothing can have.
+
+    Raises:
+        LlmError: INVALID_REQUEST; UNSUPPORTED_COMBINATION for more slots than the engine has.
+    """
+    for field, (least, most) in RANGES.items():
+        value = getattr(request, field)
+        if value is not None and not least <= value <= most:
+            raise _invalid(field, value, least, most)
+    if request.parallel is not None:
+        cache.check_slots(request.parallel)
+
+
 def check_context(
-    context_tokens: int, parallel: int, limit_tokens: int, facts: CheckpointFacts, *, was_asked: bool = True
+    context_tokens: int,
+    parallel: int,
+    limit_tokens: int,
+    facts: CheckpointFacts | UnruledModel,
+    *,
+    was_asked: bool = True,
 ) -> None:
     """Refuse a context whose share for one slot is beyond the model or below a page.
 
@@ -108,7 +123,8 @@ def check_context(
         )
 
 
-def _check_engine(backend: Backend, card_kind: CardKind) -> None:
+def check_engine(backend: Backend, card_kind: CardKind) -> None:
+    """Refuse an engine that cannot use the card. Raises LlmError ENGINE_UNUSABLE."""
     if backend is Backend.CPU and card_kind is not CardKind.CPU:
         raise LlmError(
             ErrorCode.ENGINE_UNUSABLE,

@@ -38,7 +38,7 @@ def engine_quote(  # noqa: PLR0917  # what a price is made of, as everywhere
     """
     base = price(facts, launch, backend, policy, projector)
     if backend is not Backend.CPU and projection.where is not Where.DEVICE:
-        raise _no_shares(backend)
+        raise no_shares(backend)
     known = corrected(projection, facts, launch, backend)
     others = [item for item in base.items if item.name not in PROJECTED | {"workspace floor"}]
     items = [*_main_items(known, backend), *_beside_main_context(facts, launch, backend), *others]
@@ -87,7 +87,7 @@ def unruled_quote(
     known = projection
     if projection.where is not Where.DEVICE:
         if backend is Backend.CUDA and not all(kind is cache.CacheType.F16 for kind in launch.cache_types):
-            raise _no_shares(backend)
+            raise no_shares(backend)
         # On a card the same tensors and no larger graph; nothing says what stays on the host, so all is charged.
         known = replace(projection, devices=(("card", projection.host),), host=Figures(0, 0, 0))
     size = compute.runtime_bytes(backend)
@@ -189,7 +189,8 @@ def _engine(name: str, place: Place, size_bytes: int, formula: str) -> LineItem:
     return LineItem(name, place, size_bytes, Evidence.ENGINE, formula)
 
 
-def _no_shares(backend: Backend) -> LlmError:
+def no_shares(backend: Backend) -> LlmError:
+    """The refusal of a price from a dry run that was made without the card, and does not tell what the card needs."""
     return LlmError(
         ErrorCode.UNSUPPORTED_COMBINATION,
         f"The dry run was made without the card, so nothing tells what {backend} needs on it.",

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
-from lllm3090d.errors import LlmError
+from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning import cache, checks, offload, refusal
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.cache_types import resolve_cache_types
+from lllm3090d.planning.calibration import Calibration, calibrated_policy
 from lllm3090d.planning.drafting import draft_context
 from lllm3090d.planning.launch import Draft, Drafter, Launch, PlanPolicy, SpecType
 from lllm3090d.planning.placement import EVERYTHING, Placement
 from lllm3090d.planning.projector_place import ProjectorTrial, belongs_on_host
-from lllm3090d.planning.quote import Quote
+from lllm3090d.planning.quote import Place, Quote
 from lllm3090d.planning.request import (
     Drafting,
     Features,
@@ -47,7 +48,7 @@ from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.planning.tier import Tier
 from lllm3090d.planning.tier_conditions import shared_line_caution
 from lllm3090d.planning.tiering import tier_of, tiered
-from lllm3090d.planning.units import PAGE_TOKENS, round_up
+from lllm3090d.planning.units import PAGE_TOKENS, mib_ceil, round_up
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
 
 # Least window for which drafting is automatic: the smallest in which an agent can work, in whole pages.
@@ -79,6 +80,7 @@ class Plan:
         tier: how the cache is divided between card and host; None where it is not.
         split: the cards of a machine with several that it is for, and what each takes; None where there is one.
         notes: what was decided against the usual, and why; for a person.
+        uncalibrated: the price without anything that was learnt here; None where that changes nothing.
     """
 
     launch: Launch
@@ -91,6 +93,12 @@ class Plan:
     tier: Tier | None = None
     split: DeviceSplit | None = None
     notes: tuple[str, ...] = ()
+    uncalibrated: Quote | None = None
+
+    @property
+    def first_quote(self) -> Quote:
+        """What a measurement of this launch is held against."""
+        return self.uncalibrated or self.quote
 
     @property
     def context_tokens(self) -> int:
@@ -123,6 +131,7 @@ def plan(
     room: Room,
     projector: ProjectorFacts | None = None,
     drafter: Drafter | None = None,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """Plan a launch: what was asked for exactly, and the best that fits for what was left open.
 
@@ -138,13 +147,15 @@ def plan(
         room: what that memory, and the host's beside it, can give now.
         projector: of the model; None without.
         drafter: in a file of its own; None without.
+        calibration: what was seen of the model with this build on this card; None for nothing.
 
     Raises:
         LlmError: INSUFFICIENT_MEMORY with the arithmetic and remedies; INVALID_REQUEST for numbers below 1;
             UNSUPPORTED_COMBINATION for what the engine, the model or both cannot serve; ENGINE_UNUSABLE for an
             engine that cannot use the card.
     """
-    return Planner(facts, request, policy, features, card_kind, room, projector, drafter).plan()
+    question = Planner(facts, request, policy, features, card_kind, room, projector, drafter, calibration)
+    return question.plan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +170,44 @@ class Planner:
     room: Room
     projector: ProjectorFacts | None
     drafter: Drafter | None = None
+    calibration: Calibration | None = None
+    keeps_host_caches: bool = False  # sizes of what is kept in host memory were asked for
+    explains: bool = (
+        True  # what does not fit is refused with the arithmetic, which takes longer than finding out
+    )
 
     def plan(self) -> Plan:
         """The plan; see :func:`plan`."""
+        return self._beside_card(self._on_its_cards())
+
+    def _beside_card(self, made: Plan) -> Plan:
+        """The plan, where host memory is short with less of what is kept there only to be quick.
+
+        Raises:
+            LlmError: INSUFFICIENT_MEMORY where that does not help.
+        """
+        room = self.room.host
+        if room is None or not self._on_card:
+            return made
+        short = made.quote.total_bytes(Place.HOST) - room
+        if short <= 0:
+            return made
+        kept = self.policy.prompt_cache_mib
+        smaller = replace(self.policy, prompt_cache_mib=max(0, kept - mib_ceil(short)))
+        if mib_ceil(short) > kept:
+            smaller = replace(smaller, context_checkpoints=0)
+        if not self.keeps_host_caches and smaller != self.policy:
+            again = replace(self, policy=smaller)._on_its_cards()
+            if again.quote.total_bytes(Place.HOST) <= room:
+                note = (
+                    f"prompt cache of {smaller.prompt_cache_mib} MiB instead of {kept}: host memory is short"
+                )
+                if not smaller.context_checkpoints and self.policy.context_checkpoints:
+                    note = f"no prompt cache ({kept} MiB) and no context checkpoints: host memory is short"
+                return replace(again, notes=(*again.notes, note))
+        raise refusal.host_too_small(self.facts, made.launch, made.quote, room)
+
+    def _on_its_cards(self) -> Plan:
         checks.check_request(
             self.facts,
             self.request,
@@ -171,13 +217,33 @@ class Planner:
             drafter=self.drafter,
         )
         if len(self.room.cards) < 2 or not self._on_card:  # one is like none
-            return self._planned()
+            return self._kept_to()
+        known = self.calibration
+        each = self if known is None else replace(self, calibration=known.for_several_cards())
         return on_fewest_cards(
             self.room,
             self.request,
-            lambda room, request: replace(self, room=room, request=request)._planned(),
+            lambda room, request: replace(each, room=room, request=request)._planned(),
             self._is_enough,
         )
+
+    def _kept_to(self) -> Plan:
+        """The plan, also where a launch was seen to take more than its quote now knows of.
+
+        A release with another formula quotes less than the one that measured: then all launches are charged the
+        difference, and another one is looked for. Each turn charges more, so none meets the same launch again.
+        """
+        made, known = self._planned(), self.calibration
+        if known is None:
+            return made
+        for _ in known.seen:
+            need = made.quote.total_bytes(Place.CARD)
+            if need <= max(0, self.room.card):
+                break
+            beyond = need - made.first_quote.total_bytes(Place.CARD)
+            known = replace(known, least_excess_bytes=max(beyond, known.excess_bytes + 1))
+            made = replace(self, calibration=known)._planned()
+        return made
 
     def _is_enough(self, made: Plan) -> bool:
         """More cards would be of no use."""
@@ -203,17 +269,19 @@ class Planner:
             whole = launch.shape(self.facts).stream_cells >= variant.limit_tokens
             capped_by = CappedBy.MODEL if whole else CappedBy.MEMORY
         stream = launch.shape(self.facts).stream_cells
+        quote = variant.charge(launch)
         return Plan(
             launch=launch,
             window_tokens=min(stream, variant.limit_tokens),
             on_card=self.card_kind is not CardKind.CPU,
             capped_by=capped_by,
-            quote=variant.price(launch),
+            quote=quote,
             with_projector=variant.projector is not None,
             rope=stretched,
             tier=None if self.features.tier is None else tier_of(launch, variant, self.features.tier.offer),
             split=variant.split(launch),
             notes=tuple(notes),
+            uncalibrated=None if variant.calibration is None else variant.uncalibrated(launch),
         )
 
     # --- what is decided before the size -------------------------------------------------------------------------
@@ -244,7 +312,7 @@ class Planner:
                 swa_full=request.swa_full,
                 layers=self._given_placement(),
             ),
-            policy=policy,
+            policy=calibrated_policy(policy, self.calibration),
             backend=Backend.CPU if self.card_kind is CardKind.CPU else self.features.backend,
             room=replace(
                 self.room,
@@ -252,6 +320,7 @@ class Planner:
                 cards=self.room.cards if self._on_card else (),
             ),
             limit_tokens=stretched.window_tokens if stretched else self.facts.trained_context_tokens,
+            calibration=self.calibration,
         )
 
     def _cache_types(self, notes: list[str]) -> tuple[CacheType, CacheType]:
@@ -396,7 +465,7 @@ class Planner:
         """What the projector on the card would cost; None where that is bearable."""
         slots, context = self._slots_asked(), self.request.context_tokens
         if context is not None:
-            fits = on_card.fits(on_card.with_context(context, slots))
+            fits = on_card.is_admissible(on_card.with_context(context, slots))
             return None if fits else "it would not fit"
         near, far = (each.largest_window(slots) or 0 for each in (on_card, on_host))
         if far and not belongs_on_host(ProjectorTrial(0, 0, near), ProjectorTrial(0, 0, far)):
@@ -419,7 +488,7 @@ class Planner:
                 context, slots, variant.limit_tokens, self.facts, was_asked=given is not None
             )
             launch = variant.with_context(context, slots)
-            if variant.fits(launch):
+            if variant.is_admissible(launch):
                 if given is None and slots > 1:
                     notes.append(unasked_slots_note(slots))
                 _note_padding(launch, context, notes)
@@ -495,6 +564,8 @@ class Planner:
         return offload.least_offload(variant, window, slots, micro_batch)
 
     def _too_large(self, variant: Variant, launch: Launch) -> LlmError:
+        if not self.explains:
+            return LlmError(ErrorCode.INSUFFICIENT_MEMORY, "it does not fit")
         by_hand = self.request.places_by_hand
         return refusal.too_large(
             variant,
@@ -523,7 +594,7 @@ class Planner:
             launch = variant.with_context(context, slots)
         else:
             launch = variant.launch(variant.least_window(), slots)
-        if variant.fits(launch):
+        if variant.is_admissible(launch):
             return True
         return self._offloaded(variant, -(-launch.context_tokens // slots), slots) is not None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
@@ -54,7 +55,7 @@ def too_large(
     if split is None:
         need, grant = mib_tenths(needed), room * 10 // MIB
         message = (
-            f"{asked} needs {tenths_text(need)} MiB ({_sum_in_mib(quote, place)});"
+            f"{asked} needs {tenths_text(need)} MiB ({sum_in_mib(quote, place)});"
             f" {gives.format(tenths_text(grant))}, so {tenths_text(need - grant)} MiB are missing."
         )
     else:
@@ -69,6 +70,7 @@ def too_large(
         message,
         hint=" ".join(remedies),
         items=item_details(quote),
+        place=str(place),
         context_tokens=launch.context_tokens,
         parallel=launch.parallel,
         cache_type_k=str(launch.cache_type_k),
@@ -78,6 +80,35 @@ def too_large(
         missing_bytes=missing,
         smallest_bytes=smallest,
         **details,
+    )
+
+
+def host_too_small(facts: CheckpointFacts, launch: Launch, quote: Quote, room_bytes: int) -> LlmError:
+    """The refusal of a launch that fits on its card, and not beside it.
+
+    Args:
+        facts: the checkpoint.
+        launch: the launch that is refused.
+        quote: its price.
+        room_bytes: what host memory can give.
+    """
+    needed = quote.total_bytes(Place.HOST)
+    need, grant = mib_tenths(needed), room_bytes * 10 // MIB
+    return LlmError(
+        ErrorCode.INSUFFICIENT_MEMORY,
+        f"{facts.title or facts.architecture} with {launch.context_tokens:,} tokens of context in"
+        f" {slots_text(launch.parallel)} needs {tenths_text(need)} MiB of host memory beside the card"
+        f" ({sum_in_mib(quote, Place.HOST)}); host memory can give {tenths_text(grant)} MiB now, so"
+        f" {tenths_text(need - grant)} MiB are missing.",
+        hint="Close programs that hold memory, or ask for less: fewer slots (--parallel), a shorter context"
+        " (--context), a smaller prompt cache (setting prompt_cache_mib).",
+        items=item_details(quote),
+        context_tokens=launch.context_tokens,
+        parallel=launch.parallel,
+        place=str(Place.HOST),
+        needed_bytes=needed,
+        grantable_bytes=room_bytes,
+        missing_bytes=needed - room_bytes,
     )
 
 
@@ -99,7 +130,7 @@ def _cards_text(split: DeviceSplit, rooms: Mapping[str, int]) -> str:
     """What each card would take with the best shares, and can give."""
     return "; ".join(
         f"{name} would take {mib_text(ledger.total_bytes(Place.CARD))} MiB"
-        f" ({_sum_in_mib(ledger, Place.CARD)}) and can give {tenths_text(max(0, rooms[name]) * 10 // MIB)} MiB"
+        f" ({sum_in_mib(ledger, Place.CARD)}) and can give {tenths_text(max(0, rooms[name]) * 10 // MIB)} MiB"
         for name, ledger in zip(split.devices, split.ledgers, strict=True)
     )
 
@@ -123,7 +154,7 @@ def slots_text(count: int) -> str:
     return "1 slot" if count == 1 else f"{count} slots"
 
 
-def _sum_in_mib(quote: Quote, place: Place) -> str:
+def sum_in_mib(quote: Quote, place: Place) -> str:
     """The items in one place in MiB, rounded so that they add up to the rounded total."""
     parts: list[str] = []
     so_far = 0
@@ -157,7 +188,7 @@ def _remedies(
     if may_offload and variant.backend is not Backend.CPU:
         _add_offload(variant, launch, sentences, details)
     if not sentences:
-        sentences.append(_nothing_fits(variant, may_offload=may_offload))
+        sentences.append(_nothing_fits(variant, details, may_offload=may_offload))
     return sentences, details
 
 
@@ -255,12 +286,13 @@ def _add_q8_0(
         )
 
 
-def _nothing_fits(variant: Variant, *, may_offload: bool) -> str:
+def _nothing_fits(variant: Variant, details: dict[str, Any], *, may_offload: bool) -> str:
     window = variant.least_window()
     least = mib_text(variant.need_bytes(variant.launch(window, 1)))
     if may_offload and variant.backend is not Backend.CPU:
         offloaded = offload.least_offload(variant, window, 1, variant.template.micro_batch_tokens)
         if offloaded is not None:
+            details["context_tokens_with_offload"] = window
             return (
                 f"Even the smallest launch needs {least} MiB; with a part of the model in host memory"
                 f" (--offload allowed --context {window} --parallel 1) it would fit."

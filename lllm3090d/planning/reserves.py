@@ -22,6 +22,10 @@ from lllm3090d.planning.units import MIB
 # Judgement: what the kernel, the daemon and a person's shell need so that the machine stays usable.
 HOST_RESERVE_LEAST_BYTES = 2048 * MIB
 HOST_RESERVE_PERCENT = 10
+_CHECKS = {
+    CardKind.NVIDIA: "check the driver with nvidia-smi.",
+    CardKind.CPU: "check /proc/meminfo.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +50,28 @@ class Claims:
         still_to_come_bytes: promised to loading engines and not taken yet.
         held_bytes: what our processes hold in the reading.
         quarantined_bytes: of engines that ended without the card showing their memory back.
+        returning_bytes: what the reading counts as used and would be free, were those gone whom the other claims
+            leave out: the planned victims of an eviction.
     """
 
     charged_bytes: int = 0
     still_to_come_bytes: int = 0
     held_bytes: int = 0
     quarantined_bytes: int = 0
+    returning_bytes: int = 0
 
     def __post_init__(self) -> None:
         """A negative claim would grant memory that is not there."""
-        if min(self.charged_bytes, self.still_to_come_bytes, self.held_bytes, self.quarantined_bytes) < 0:
+        if (
+            min(
+                self.charged_bytes,
+                self.still_to_come_bytes,
+                self.held_bytes,
+                self.quarantined_bytes,
+                self.returning_bytes,
+            )
+            < 0
+        ):
             raise ValueError(f"claims cannot be negative: {self}")
 
 
@@ -81,10 +97,14 @@ class Budget:
     Attributes:
         lines: terms of the promises; they add up to ``available_bytes``.
         live_lines: terms of what is free now; they add up to ``live_bytes``.
+        desktop_bytes: what is kept for a desktop, whether or not it decides; 0 without one.
+        foreign_bytes: what others hold now, whether or not it decides.
     """
 
     lines: tuple[BudgetLine, ...]
     live_lines: tuple[BudgetLine, ...]
+    desktop_bytes: int = 0
+    foreign_bytes: int = 0
 
     @property
     def available_bytes(self) -> int:
@@ -112,6 +132,26 @@ def host_reserve_bytes(total_bytes: int) -> int:
     return max(HOST_RESERVE_LEAST_BYTES, total_bytes * HOST_RESERVE_PERCENT // 100)
 
 
+def host_budget(total_bytes: int, available_bytes: int, untaken_bytes: int) -> Budget:
+    """Work out what host memory can give beside a card.
+
+    It is taken slowly (prompts that are kept, checkpoints of contexts), so what was promised and not taken yet is
+    counted for as long as a model runs; what is taken shows in what is available.
+
+    Args:
+        total_bytes: ``MemTotal``.
+        available_bytes: ``MemAvailable`` now.
+        untaken_bytes: promised to our models and not taken yet.
+    """
+    reserve = host_reserve_bytes(total_bytes)
+    lines = (
+        BudgetLine("available", available_bytes, "reading"),
+        BudgetLine("own reserve", -reserve, f"max(2 GiB, {HOST_RESERVE_PERCENT} %) for the machine itself"),
+        *_line("our models", -untaken_bytes, "promised and not taken yet"),
+    )
+    return Budget(lines=lines, live_lines=lines)
+
+
 def budget(
     card: Card, reading: MemoryReading, claims: Claims, desktop_active: bool | None, policy: ReservePolicy
 ) -> Budget:
@@ -137,7 +177,8 @@ def budget(
         others = _line("other processes", -foreign, "used now, without our models")
         return Budget(
             lines=(_total(reading), *own, *others, *_claimed(claims)),
-            live_lines=(_free(reading), *own, *_under_way(claims)),
+            live_lines=(_free(reading), *own, *_under_way(claims), *_returning(claims)),
+            foreign_bytes=foreign,
         )
     desktop = 0 if desktop_active is False else policy.desktop_reserve_mib * MIB
     return Budget(
@@ -150,8 +191,11 @@ def budget(
         live_lines=(
             _free(reading),
             *_under_way(claims),
+            *_returning(claims),
             *_line("desktop reserve", -max(0, desktop - foreign), "what the desktop may still take"),
         ),
+        desktop_bytes=desktop,
+        foreign_bytes=foreign,
     )
 
 
@@ -193,6 +237,12 @@ def _under_way(claims: Claims) -> tuple[BudgetLine, ...]:
     return _line("loading models", -claims.still_to_come_bytes, "promised and not taken yet")
 
 
+def _returning(claims: Claims) -> tuple[BudgetLine, ...]:
+    return _line(
+        "evictions", claims.returning_bytes, "what would come back of models that would be unloaded"
+    )
+
+
 def _check(card: Card, reading: MemoryReading) -> None:
     figures = {
         "total_bytes": reading.total_bytes,
@@ -212,9 +262,7 @@ def _check(card: Card, reading: MemoryReading) -> None:
         raise LlmError(
             ErrorCode.CARD_UNREADABLE,
             f"The memory of {card.name} was read as something that cannot be: {'; '.join(absurd)}.",
-            hint="Try again; if it stays so, check the driver with nvidia-smi."
-            if card.kind is CardKind.NVIDIA
-            else "Try again; if it stays so, check /proc/meminfo.",
+            hint=f"Try again; if it stays so, {_CHECKS.get(card.kind, 'restart the computer.')}",
             card=card.uuid,
             **figures,
         )

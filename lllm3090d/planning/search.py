@@ -7,13 +7,14 @@ formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheType
+from lllm3090d.planning.calibration import Calibration, calibrated, launch_text, with_excess
 from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.quote import Launch, Place, PlanPolicy, Quote, draft_need_bytes, price
 from lllm3090d.planning.request import Room
@@ -38,6 +39,7 @@ class Variant:
         limit_tokens: the longest window: what was trained, or what stretched positions reach.
         projector: loaded beside it; None without.
         draft_types: types of the draft's cache to choose from by the quote; empty where it is given.
+        calibration: what was seen of this model here; None for nothing.
     """
 
     facts: CheckpointFacts
@@ -48,6 +50,7 @@ class Variant:
     limit_tokens: int
     projector: ProjectorFacts | None = None
     draft_types: tuple[CacheType, ...] = ()
+    calibration: Calibration | None = None
     _windows: dict[int, int | None] = field(default_factory=dict, compare=False, repr=False)
 
     def launch(self, window_tokens: int, slots: int) -> Launch:
@@ -71,14 +74,32 @@ class Variant:
         )
 
     def price(self, launch: Launch) -> Quote:
-        """The quote of a launch of this variant, on all its cards together."""
+        """The quote of a launch of this variant, on all its cards together; what the search goes by."""
         split = self.split(launch)
-        return split.quote if split else price(self.facts, launch, self.backend, self.policy, self.projector)
+        return split.quote if split else with_excess(self.uncalibrated(launch), self.calibration)
+
+    def uncalibrated(self, launch: Launch) -> Quote:
+        """The same without anything that was learnt here."""
+        if len(self.room.cards) > 1:
+            return best_split(self._division(launch), self.room.cards).quote
+        return price(self.facts, launch, self.backend, self.policy, self.projector)
+
+    def charge(self, launch: Launch) -> Quote:
+        """What a launch is charged in the end: its own peak where that is known, else its price."""
+        calibration = self.calibration
+        if calibration is None or not calibration.seen or len(self.room.cards) > 1:
+            return self.price(launch)
+        text = launch_text(launch, self.projector, calibration.arguments)
+        return calibrated(self.uncalibrated(launch), text, calibration)
 
     def split(self, launch: Launch) -> DeviceSplit | None:
         """How a launch is best shared out among several cards; None where there is one."""
         cards = self.room.cards
-        return best_split(self._division(launch), cards) if len(cards) > 1 else None
+        if len(cards) < 2:
+            return None
+        found = best_split(self._division(launch), cards)
+        ledgers = tuple(with_excess(ledger, self.calibration) for ledger in found.ledgers)
+        return replace(found, ledgers=ledgers)
 
     def _division(self, launch: Launch) -> Division:
         return Division(self.facts, launch, self.backend, self.policy, self.projector)
@@ -97,11 +118,24 @@ class Variant:
         """It fits into the room on the card; and beside it, where a part of it was moved there."""
         return self.excess_bytes(launch) <= 0
 
+    def is_admissible(self, launch: Launch) -> bool:
+        """It fits by its price, or by what it was seen to take; for single launches, no search goes by it.
+
+        Neither turns false with more room.
+        """
+        return self.fits(launch) or (
+            self.calibration is not None
+            and len(self.room.cards) < 2
+            and self._beyond_bytes(launch, self.charge(launch)) <= 0
+        )
+
     def excess_bytes(self, launch: Launch) -> int:
         """By how much it is too large, in the memory where that is most; 0 or less where it fits."""
         if len(self.room.cards) > 1:
             return self._several_excess_bytes(launch)
-        quote = self.price(launch)
+        return self._beyond_bytes(launch, self.price(launch))
+
+    def _beyond_bytes(self, launch: Launch, quote: Quote) -> int:
         excess = quote.total_bytes(Place.CARD) - self.room.card
         if self.room.host is None or (launch.layers.is_full and not launch.line_tokens):
             return excess
@@ -116,7 +150,8 @@ class Variant:
 
     def _cards_excess_bytes(self, division: Division) -> int:
         """Of the fullest card; each is checked on its own."""
-        return best_excess_bytes(division, [card.free_bytes for card in self.room.cards])
+        learnt = self.calibration.excess_bytes if self.calibration is not None else 0
+        return best_excess_bytes(division, [card.free_bytes - learnt for card in self.room.cards])
 
     def largest_window(self, slots: int) -> int | None:
         """The largest window of so many slots that fits, in whole pages or all there can be; None where none."""
@@ -173,14 +208,28 @@ class Variant:
 def last_within(last: int, excess: Callable[[int], int]) -> int:
     """The greatest of 1 .. last whose excess is not above 0, of a function that never falls; 0 where there is none.
 
+    See :func:`asking_last_within`.
+    """
+    asking, value = asking_last_within(last), None
+    while True:
+        try:
+            asked = next(asking) if value is None else asking.send(value)
+        except StopIteration as end:
+            return int(end.value)
+        value = excess(asked)
+
+
+def asking_last_within(last: int) -> Generator[int, int, int]:
+    """Asks for the excess of numbers, and returns the greatest of 1 .. last that has none; 0 where there is none.
+
     A price is close to a straight line, so the next number to ask is where the line through both ends crosses 0, but
     never one after which halving could not finish in the steps that are left: at most two more than halving alone.
     Whatever is asked, the answer is proven: it fits, and the next number does not.
     """
-    above = excess(last) if last else 0
+    above = (yield last) if last else 0
     if above <= 0:  # everything fits: common
         return last
-    low, high, below = 1, last, excess(1)
+    low, high, below = 1, last, (yield 1)
     if below > 0:
         return 0
     steps = (
@@ -191,7 +240,7 @@ def last_within(last: int, excess: Callable[[int], int]) -> int:
         reach = 1 << steps
         step = width * -below // (above - below)
         middle = low + max(1, width - reach, min(step, width - 1, reach))
-        value = excess(middle)
+        value = yield middle
         if value <= 0:
             low, below = middle, value
         else:

@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from lllm3090d.gpus.readings import LANE_BYTES_PER_S
+
 GB = 10**9
-# Of one lane after encoding, bytes/s (PCI-SIG): 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s.
-LANE_BYTES_PER_S: Mapping[int, int] = MappingProxyType(
-    {1: 250_000_000, 2: 500_000_000, 3: 984_600_000, 4: 1_969_200_000, 5: 3_938_500_000, 6: 7_563_000_000}
-)
 WIDTHS = (1, 2, 4, 8, 16)
 # What copying host cells reached, by generation and width: RTX 4070; RTX 3090 and 2060 SUPER (12.5 to 13).
 MEASURED_LINKS: Mapping[tuple[int, int], int] = MappingProxyType(

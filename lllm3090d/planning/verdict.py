@@ -12,12 +12,15 @@ AGENT_COMFORT_TOKENS = 60_000
 
 
 class Verdict(enum.StrEnum):
-    """What becomes of a model on a card; the first that applies, in the order of :func:`verdict`."""
+    """What becomes of a model on a card; the first that applies, in the order of :func:`verdict`, but for the last."""
 
     CAPABILITY = "capability"  # the card cannot compute it
     TOO_BIG = "too-big"  # it does not fit
     TIGHT = "tight"  # it fits, but no agent can work in its window
     OK = "ok"
+    DRY_RUN = (
+        "dry-run"  # no rule prices it: only a dry run of the engine tells, which a plan or a load makes
+    )
 
 
 def verdict(window_tokens: int, *, card_can_compute: bool = True) -> Verdict:

@@ -58,8 +58,9 @@ def catalogue_plan(
     ``notes`` are what a person should know of the card and the engine.
 
     Raises:
-        LlmError: INSUFFICIENT_MEMORY with the ledger, verdict and download; UNSUPPORTED_COMBINATION for what only a
-            header can answer; UNSUPPORTED_ARCHITECTURE where there is no linear price.
+        LlmError: INSUFFICIENT_VRAM, or INSUFFICIENT_MEMORY where host memory is the card, with the ledger, verdict and
+            download; UNSUPPORTED_COMBINATION for what only a header can answer; UNSUPPORTED_ARCHITECTURE
+            where there is no linear price.
     """
     _check(entry, options)
     shown = _preview_card(card, policy, reserves)
@@ -249,8 +250,9 @@ def _too_big(
     entry: CatalogueEntry, card: EmptyCard, error: LlmError, verdict: Verdict, *, hint: str | None
 ) -> LlmError:
     budget = card.budget
+    on_host = card.kind is CardKind.CPU
     return LlmError(
-        error.code,
+        ErrorCode.INSUFFICIENT_MEMORY if on_host else ErrorCode.INSUFFICIENT_VRAM,
         error.message,
         hint=hint,
         **dict(error.details)

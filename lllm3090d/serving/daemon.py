@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,46 +19,68 @@ from lllm3090d.bus.systemd import Event as BusEvent
 from lllm3090d.bus.thread import BusThread
 from lllm3090d.checkpoints.library import resolve
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import CardReader
-from lllm3090d.planning.planner import PlanRequest
+from lllm3090d.gpus.readings import Card, CardReader
+from lllm3090d.planning.units import mib_text
+from lllm3090d.serving.accounts import Accounts
+from lllm3090d.serving.activity import ActivityWatch
 from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
-    Admitted,
     Announce,
     CancelDone,
     CancelRequested,
+    CheckIdle,
     CheckTier,
     Effect,
     Event,
     Failed,
     ForgetUnit,
-    Joined,
+    KeepPin,
+    KeepReleased,
     LoadDone,
     LoadRequested,
+    LookAgain,
+    Looked,
     Observation,
-    Queued,
+    PinDone,
+    PinRequested,
     ReadPostMortem,
+    ReleaseDone,
+    ReleaseRequested,
+    Reply,
+    Restore,
     Resubmit,
+    ResumeDone,
+    ResumeRequested,
     StartUnit,
     StopUnit,
+    TellDeviation,
+    TellEviction,
     TellTier,
     UnitSeen,
     UnitVanished,
     UnloadDone,
     UnloadRequested,
+    Verify,
     WaitForMemory,
     WatchLoading,
 )
 from lllm3090d.serving.history import History, now_text
+from lllm3090d.serving.holds import Holds
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.measure import observe
+from lllm3090d.serving.observation import RunProcesses
+from lllm3090d.serving.offering import Offers
+from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.policy import policy_of
+from lllm3090d.serving.pressure import Over, Unload, Warn
 from lllm3090d.serving.reconcile import Reconciler
-from lllm3090d.serving.refusals import not_loaded, stopping
+from lllm3090d.serving.refusals import no_such_card, not_loaded, stopping
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.statistics import Statistics
+from lllm3090d.serving.watching import Watching
 from lllm3090d.settings import Settings, load_settings
 from lllm3090d.wire import EventKind
 
@@ -94,19 +116,22 @@ class Daemon:
         *,
         settings: Settings,
         config_file: Path,
-        reader: CardReader,
+        readers: Sequence[CardReader],
         bus: BusThread,
         manager: SystemdManager,
     ) -> None:
         self.bus = bus
         self.settings = settings
         self.config_file = config_file
-        self.reader = reader
+        self.readers = tuple(readers)
         self.manager = manager
         self.history = History()
+        self.statistics = Statistics()
         self.started = now_text()
         self.lookup = Lookup(lambda: self.settings)
         self.scheduler = Scheduler(policy_of(settings, {}))
+        self.offers = Offers(self.lookup)
+        self._accounts = Accounts(self.statistics, self.history, self.scheduler.clock)
         self.since: dict[str, str] = {}  # run -> time of its last change of state
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue: asyncio.Queue[Event | Heartbeat] = asyncio.Queue()
@@ -120,11 +145,16 @@ class Daemon:
         self._stopping = False
         # Called after each change of an instance's state.
         self.on_change: Callable[[], None] = lambda: None
+        self._seen: dict[str, Observation] = {}  # run -> the cards when it was last seen to hold something
+        activity = (
+            ActivityWatch()
+        )  # one for both: each look resets what the engine tells of the time since the last
         self._effects = Effects(
             manager=manager,
             scheduler=self.scheduler,
             settings=lambda: self.settings,
-            reader=reader,
+            observe=self.observe,
+            ask=activity.of,
             submit=self.submit,
             on_progress=self._tell_progress,
         )
@@ -132,9 +162,19 @@ class Daemon:
         self._reconcile = Reconciler(
             manager=manager,
             scheduler=self.scheduler,
-            reader=reader,
+            readers=self.readers,
             history=self.history,
             submit=self.submit,
+        )
+        self._holds = Holds(self.lookup.store)
+        self._watching = Watching(
+            scheduler=self.scheduler,
+            observe=self.observe,
+            ask=activity.of,
+            submit=self.submit,
+            tell=self._tell_pressure,
+            settings=lambda: self.settings,
+            spawn=self._spawn,
         )
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -146,14 +186,25 @@ class Daemon:
         inherited = {key: value for key, _, value in assignments}
         self.scheduler.policy = policy_of(self.settings, inherited)
         await self.look_for_desktop()
-        await self._reconcile.adopt(self._apply)
+        released, pinned = await asyncio.to_thread(self._held)
+        self.scheduler.released = released
+        await self._reconcile.adopt(self._apply, pinned)
         self.lookup.watch()
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
 
+    def _held(self) -> tuple[bool, frozenset[str]]:
+        """What was remembered beyond the daemon's life; blocking. Without the state file: nothing."""
+        try:
+            return self._holds.released(), self._holds.pinned_runs()
+        except LlmError as error:
+            log.error("what was released or pinned is not known", extra={"reason": error.message})
+            return False, frozenset()
+
     async def stop(self) -> None:
         """End the tasks; the models go on unless the settings say otherwise."""
         self._stopping = True
+        self._watching.stop()
         if self.settings.stop_models_on_exit:
             await self._stop_all()
         self.history.close()
@@ -201,7 +252,7 @@ class Daemon:
     # --- requests -----------------------------------------------------------------------------------------------
 
     async def load(
-        self, name: str, request: PlanRequest, token: str | None, arguments: tuple[str, ...] = ()
+        self, name: str, wish: LoadWish, token: str | None = None
     ) -> tuple[str, AsyncGenerator[Answer, None]]:
         """Ask for a model; returns once it is admitted, joined, queued or served, with the answers that follow.
 
@@ -221,6 +272,25 @@ class Daemon:
         try:
             found = await self.lookup.find(name)
             await self.look_for_desktop()
+            event = LoadRequested(
+                token=token,
+                run=secrets.token_hex(4),
+                checkpoint=found.checkpoint,
+                facts=found.facts,
+                request=wish.request,
+                build=found.build,
+                capabilities=found.capabilities,
+                projector=found.projector,
+                drafter=found.drafter,
+                arguments=wish.arguments,
+                card=self._card_named(wish.card),
+                least_context_tokens=wish.least_context_tokens,
+                lease=wish.lease,
+                pinned=wish.pinned,
+                may_evict=wish.may_evict,
+                may_wait=wish.may_wait,
+            )
+            event = await self.offers.offered(event, self.scheduler, self.observe)
         finally:
             cancelled = self._looking_up.pop(token)
         if cancelled:
@@ -228,29 +298,11 @@ class Daemon:
         if self._stopping:  # since the look-up began: nobody would answer any more
             raise stopping()
         self._answers[token] = asyncio.Queue()
-        self.submit(
-            LoadRequested(
-                token=token,
-                run=secrets.token_hex(4),
-                checkpoint=found.checkpoint,
-                facts=found.facts,
-                request=request,
-                build=found.build,
-                capabilities=found.capabilities,
-                projector=found.projector,
-                drafter=found.drafter,
-                arguments=arguments,
-            )
-        )
+        self._accounts.begin(token, found.checkpoint.name)
+        self.submit(event)
         first = await self._answers[token].get()
         if isinstance(first, Failed):
             del self._answers[token]
-            self.history.add(
-                EventKind.REFUSED,
-                model=found.checkpoint.name,
-                message=first.error.message,
-                details=first.error.problem(),
-            )
             raise first.error
         return token, self._follow(token, first)
 
@@ -276,11 +328,47 @@ class Daemon:
             raise TypeError(f"unload answered with {answer!r}")
         return answer
 
+    def _card_named(self, wanted: str | None) -> str | None:
+        """The UUID of a card by its UUID, its PCI address or its number here. Raises LlmError INVALID_REQUEST."""
+        if wanted is None:
+            return None
+        cards = tuple(reader.card for reader in self.readers)
+        for number, card in enumerate(cards):
+            if wanted.lower() in {str(number), card.uuid.lower(), card.pci_address}:
+                return card.uuid
+        raise no_such_card(wanted, cards)
+
+    async def release(self, *, until_resume: bool) -> ReleaseDone:
+        """Unload everything at once. Raises LlmError STOP_FAILED."""
+        token = secrets.token_hex(8)
+        answer = await self._ask(token, ReleaseRequested(token, until_resume))
+        if not isinstance(answer, ReleaseDone):
+            raise TypeError(f"release answered with {answer!r}")
+        return answer
+
+    async def resume(self) -> bool:
+        """Take the card back; whether it was given away."""
+        token = secrets.token_hex(8)
+        answer = await self._ask(token, ResumeRequested(token))
+        if not isinstance(answer, ResumeDone):
+            raise TypeError(f"resume answered with {answer!r}")
+        return answer.was_released
+
+    async def pin(self, name: str, *, pinned: bool) -> Instance:
+        """Keep a model from being evicted, or no longer so. Raises LlmError NOT_LOADED."""
+        token = secrets.token_hex(8)
+        answer = await self._ask(token, PinRequested(token, self.loaded(name).name, pinned))
+        instance = self.scheduler.by_run(answer.run) if isinstance(answer, PinDone) else None
+        if instance is None:
+            raise TypeError(f"pin answered with {answer!r}")
+        return instance
+
     async def cancel(self, load_token: str) -> CancelDone:
         """Withdraw a load by its token. Raises LlmError NO_SUCH_LOAD."""
         token = secrets.token_hex(8)
         if load_token in self._looking_up:
             self._looking_up[load_token] = True
+            self.offers.withdraw(load_token)
             return CancelDone(token, load_token, stopped=True)
         answer = await self._ask(token, CancelRequested(token, load_token))
         if not isinstance(answer, CancelDone):
@@ -304,15 +392,25 @@ class Daemon:
         return found
 
     def observe(self) -> Observation:
-        """The card now. Raises LlmError CARD_UNREADABLE."""
-        pids = {i.run: i.main_pid for i in self.scheduler.instances if i.main_pid}
-        return observe(self.reader, pids, self._desktop_active)
+        """All cards now; one that cannot be read says why."""
+        runs = {
+            each.run: RunProcesses(each.main_pid, each.control_group) for each in self.scheduler.instances
+        }
+        seen = observe(self.readers, runs, self._desktop_active)
+        for state in seen.cards:
+            for run, held in state.resident.items():
+                if held:
+                    self._seen[run] = seen
+        return seen
+
+    @property
+    def card(self) -> Card:
+        """The card with the most memory, or host memory in its place."""
+        return self.readers[0].card
 
     async def look_for_desktop(self) -> None:
         """Find out whether a desktop session is on the card; what observe() says from now on."""
-        self._desktop_active = await desktop_active(
-            self.settings.desktop, self.reader.card.kind, self.manager
-        )
+        self._desktop_active = await desktop_active(self.settings.desktop, self.card.kind, self.manager)
 
     async def _ask(self, token: str, event: Event) -> Answer:
         if self._writer is None or self._writer.cancelling():
@@ -343,15 +441,10 @@ class Daemon:
             self._apply(item)
 
     def _apply(self, event: Event) -> None:
-        observation = None
-        if isinstance(event, LoadRequested):
-            try:
-                observation = self.observe()
-            except LlmError as error:
-                self._answer(event.token, Failed(event.token, error))
-                return
-        for effect in self.scheduler.handle(event, observation):
+        needs_reading = isinstance(event, LoadRequested | Looked)
+        for effect in self.scheduler.handle(event, self.observe() if needs_reading else None):
             self._perform(effect)
+        self._watching.arm()
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not self.failed.done():
@@ -361,31 +454,69 @@ class Daemon:
             self.failed.set_exception(error or RuntimeError("the writer returned"))
 
     def _perform(self, effect: Effect) -> None:
+        work = self._work_of(effect)
+        if work is not None:
+            task = self._spawn(work)
+            if isinstance(effect, WatchLoading):
+                self._watches[effect.run] = task
+        elif isinstance(effect, Reply):
+            self._answer(effect.token, effect)
+        else:
+            self._tell(effect)
+
+    def _tell(self, effect: Effect) -> None:
+        """What is done at once, and not to answer anybody."""
         match effect:
-            case StartUnit():
-                self._spawn(self._effects.start_unit(effect))
-            case WatchLoading():
-                self._watches[effect.run] = self._spawn(self._effects.watch(effect.run))
-            case StopUnit():
-                self._spawn(self._effects.stop_unit(effect))
-            case ReadPostMortem():
-                self._spawn(self._effects.post_mortem(effect))
-            case WaitForMemory():
-                self._spawn(self._effects.wait_for_memory(effect.run))
-            case ForgetUnit():
-                self._spawn(self._effects.forget(effect))
             case Resubmit():
                 self.submit(effect.event)
+            case LookAgain():
+                self.submit(Looked())
             case Announce():
                 self._announce(effect)
-            case CheckTier():
-                self._spawn(self._effects.check_tier(effect.run))
+            case TellEviction():
+                self.statistics.evicted(effect.name, effect.cause)
+                self.history.add(
+                    EventKind.EVICTION, model=effect.name, run=effect.run, message=effect.reason
+                )
+            case TellDeviation():
+                self._tell_deviation(effect)
             case TellTier():
                 self._tell_tier(effect)
-            case Admitted() | Joined() | Queued() | LoadDone() | UnloadDone() | CancelDone() | Failed():
-                self._answer(effect.token, effect)
 
-    def _answer(self, token: str, answer: Answer) -> None:
+    def _work_of(  # noqa: PLR0911  # one line for each kind
+        self, effect: Effect
+    ) -> Coroutine[Any, Any, None] | None:
+        """What takes time of an effect, and so is done beside the writer."""
+        match effect:
+            case StartUnit():
+                return self._effects.start_unit(effect)
+            case WatchLoading():
+                return self._effects.watch(effect.run)
+            case StopUnit():
+                return self._effects.stop_unit(effect)
+            case ReadPostMortem():
+                return self._effects.post_mortem(effect)
+            case WaitForMemory():
+                return self._effects.wait_for_memory(effect.run, self._seen.pop(effect.run, None))
+            case ForgetUnit():
+                return self._effects.forget(effect)
+            case CheckIdle():
+                return self._effects.check_idle(effect)
+            case Verify():
+                return self._effects.verify(effect.run)
+            case CheckTier():
+                return self._effects.check_tier(effect.run)
+            case Restore():
+                return self._restore(effect)
+            case KeepPin() | KeepReleased():
+                return self._keep(effect)
+        return None
+
+    def _answer(self, token: str, answer: Reply) -> None:
+        self._accounts.answered(token, answer)
+        self._pass_on(token, answer)
+
+    def _pass_on(self, token: str, answer: Answer) -> None:
         queue = self._answers.get(token)
         if queue is not None:  # else the client has left
             queue.put_nowait(answer)
@@ -412,10 +543,49 @@ class Daemon:
                 watch.cancel()
         instance = self.scheduler.by_run(change.run)
         for token in instance.waiters if instance else ():
-            self._answer(token, Moved(change.state))
+            self._pass_on(token, Moved(change.state))
         if change.state is InstanceState.GONE:
             self.since.pop(change.run, None)
         self.on_change()
+
+    async def _keep(self, effect: KeepPin | KeepReleased) -> None:
+        try:
+            if isinstance(effect, KeepPin):
+                await asyncio.to_thread(self._holds.set_pinned, effect.run, effect.pinned)
+            else:
+                await asyncio.to_thread(self._holds.set_released, effect.released)
+        except LlmError as error:
+            log.error("it is forgotten with the daemon's end", extra={"reason": error.message})
+
+    async def _restore(self, effect: Restore) -> None:
+        """Load again what was unloaded for nothing, where there is room without unloading others."""
+        log.info("loaded again: %s", effect.name, extra={"model": effect.name, "reason": effect.reason})
+        wish = LoadWish(effect.request, effect.arguments, pinned=effect.pinned, may_evict=False)
+        try:
+            _, answers = await self.load(effect.name, wish)
+            async for _ in answers:
+                pass
+        except LlmError as error:
+            log.warning(
+                "a model could not be loaded again", extra={"model": effect.name, "reason": error.message}
+            )
+
+    def _tell_deviation(self, told: TellDeviation) -> None:
+        message = _deviation_text(told)
+        log.warning(message, extra={"model": told.name, "run": told.run})
+        details = {
+            "where": told.where,
+            "reserved_bytes": told.reserved_bytes,
+            "measured_bytes": told.measured_bytes,
+        }
+        self.history.add(
+            EventKind.DEVIATION, model=told.name, run=told.run, message=message, details=details
+        )
+
+    def _tell_pressure(self, told: Warn | Over | Unload) -> None:
+        level = logging.INFO if isinstance(told, Over) else logging.WARNING
+        log.log(level, "%s", told.text)
+        self.history.add(EventKind.PRESSURE, message=told.text, details={"card": told.card})
 
     def _tell_tier(self, told: TellTier) -> None:
         level = logging.INFO if told.in_force else logging.ERROR
@@ -431,7 +601,7 @@ class Daemon:
     def _tell_progress(self, load: LoadProgress) -> None:
         instance = load.instance
         for token in instance.waiters:
-            self._answer(token, load)
+            self._pass_on(token, load)
         self.history.add(
             EventKind.PROGRESS,
             model=instance.name,
@@ -481,3 +651,12 @@ class Daemon:
                     hint="See: systemctl --user status dbus.socket",
                 )
             )
+
+
+def _deviation_text(told: TellDeviation) -> str:
+    way = "more" if told.measured_bytes > told.reserved_bytes else "less"
+    apart = abs(told.measured_bytes - told.reserved_bytes)
+    return (
+        f"{told.name} holds {mib_text(told.measured_bytes)} MiB of {told.where}, {mib_text(apart)} MiB {way} than the"
+        f" {mib_text(told.reserved_bytes)} MiB it was priced at"
+    )

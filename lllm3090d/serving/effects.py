@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import explain_exit
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import CardReader
 from lllm3090d.serving import journal
 from lllm3090d.serving.events import (
+    Activity,
+    CheckIdle,
     EngineReady,
     Event,
     ForgetUnit,
+    IdleChecked,
     LoadStalled,
     MemoryReleased,
     PostMortemRead,
@@ -29,16 +31,21 @@ from lllm3090d.serving.events import (
     StartUnit,
     StopFinished,
     StopUnit,
+    TakesMore,
     TierChecked,
     UnitSeen,
+    Verified,
 )
-from lllm3090d.serving.measure import held_bytes
+from lllm3090d.serving.observation import HOST, Observation
+from lllm3090d.serving.peaks import Peaks
+from lllm3090d.serving.probe import Probe, probe
 from lllm3090d.serving.readiness import Progress, wait_until_ready
+from lllm3090d.serving.release_check import ReleaseCheck, missing_of
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.tier_check import check_tier
 from lllm3090d.serving.unit_spec import identifier
-from lllm3090d.settings import Settings
+from lllm3090d.settings import Settings, VerifyAfterLoad
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,7 +74,8 @@ class Effects:
         manager: the user's systemd.
         scheduler: read, never changed.
         settings: the present settings.
-        reader: the card.
+        observe: reads the cards.
+        ask: asks engines what they are doing, by run.
         submit: hands an event to the writer.
         on_progress: told how far a load is.
     """
@@ -78,16 +86,19 @@ class Effects:
         manager: SystemdManager,
         scheduler: Scheduler,
         settings: Callable[[], Settings],
-        reader: CardReader,
+        observe: Callable[[], Observation],
+        ask: Callable[[Sequence[Instance]], Awaitable[Mapping[str, Activity]]],
         submit: Callable[[Event], None],
         on_progress: Callable[[LoadProgress], None],
     ) -> None:
         self._manager = manager
         self._scheduler = scheduler
         self._settings = settings
-        self._reader = reader
+        self._observe = observe
+        self._ask = ask
         self._submit = submit
         self._on_progress = on_progress
+        self._releasing: dict[str, ReleaseCheck] = {}  # in the order in which they ended
 
     async def start_unit(self, effect: StartUnit) -> None:
         """Start the unit; ends in StartFinished, or in the news of a unit that has failed."""
@@ -145,13 +156,18 @@ class Effects:
             return
         if instance.control_group is None:
             await self._look_at(instance.unit)
-        reservation = self._scheduler.ledger.get(run)
-        expected_bytes = reservation.reserved_bytes if reservation else 0
+        held = self._scheduler.ledger.of(run)
+        on_cards = [each for each in held if each.where != HOST] or held
+        expected_bytes = sum(each.reserved_bytes for each in on_cards)
+        promised = {each.where: each.reserved_bytes for each in held}
+        peaks = Peaks(run)
 
         def resident() -> int:
-            return self._held(instance.main_pid) or 0
+            return peaks.look(self._observe())
 
         def tell(progress: Progress) -> None:
+            if any(size > promised.get(where, size) for where, size in peaks.highest.items()):
+                self._submit(TakesMore(run, dict(peaks.highest)))
             self._on_progress(LoadProgress(instance, progress.resident_bytes, expected_bytes))
 
         ready = await wait_until_ready(
@@ -162,7 +178,8 @@ class Effects:
             self._settings().load_timeout_s,
         )
         if ready:
-            self._submit(EngineReady(run, resident() or None))
+            resident()
+            self._submit(EngineReady(run, peaks.highest))
         else:
             self._submit(
                 LoadStalled(
@@ -250,33 +267,62 @@ class Effects:
             )
         )
 
-    async def wait_for_memory(self, run: str) -> None:
-        """Until the card no longer shows the run's process; said once more when that takes longer than allowed."""
-        instance = self._scheduler.by_run(run)
-        pid = instance.main_pid if instance else None
-        reservation = self._scheduler.ledger.get(run)
+    async def wait_for_memory(self, run: str, seen: Observation | None) -> None:
+        """Until the cards show the memory of a run as free; said once more when that takes longer than allowed.
+
+        Args:
+            run: what has ended.
+            seen: the cards when it was last seen to hold something; None where it never was.
+        """
+        measured = {
+            each.where: max(each.measured_bytes or 0, _held(seen, each.where, run))
+            for each in self._scheduler.ledger.of(run)
+            if each.where != HOST
+        }
+        # With all that are missing something still: what is missing is missing once.
+        self._releasing[run] = ReleaseCheck(seen, run, measured)
         began = time.monotonic()
         late = False
         while True:
-            missing = self._held(pid)
-            if missing is None:
-                # An unreadable card has not shown the memory back.
-                missing = reservation.charged_bytes if reservation else 0
-            if missing == 0:
-                self._submit(MemoryReleased(run, 0))
+            missing = missing_of(self._releasing.values(), self._observe())[run]
+            if not missing:
+                del self._releasing[run]
+                self._submit(MemoryReleased(run, {}))
                 return
-            if not late and time.monotonic() - began > self._settings().release_timeout_s:
+            if late or time.monotonic() - began > self._settings().release_timeout_s:
                 late = True
                 self._submit(MemoryReleased(run, missing))
             await asyncio.sleep(QUARANTINE_POLL_S if late else MEMORY_POLL_S)
 
-    def _held(self, pid: int | None) -> int | None:
-        """Bytes a process holds now; None when that cannot be read."""
-        try:
-            return held_bytes(self._reader, pid) if pid else 0
-        except LlmError as error:
-            log.warning("what an engine holds cannot be read", extra={"pid": pid, "reason": error.message})
-            return None
+    async def check_idle(self, effect: CheckIdle) -> None:
+        """Ask engines that are to go once more whether they are idle; one that does not say so is not."""
+        asked = [each for each in map(self._scheduler.by_run, effect.runs) if each is not None]
+        activity = await self._ask(asked)
+        idle = {run for run, seen in activity.items() if seen.busy is False}
+        busy = frozenset(each.run for each in asked if each.run not in idle)
+        self._submit(IdleChecked(effect.token, busy))
+
+    async def verify(self, run: str) -> None:
+        """Have a model compute one batch after its load, and see what it takes; may end in Verified."""
+        instance = self._scheduler.by_run(run)
+        if instance is None or self._settings().verify_after_load is not VerifyAfterLoad.PROBE:
+            return
+        peaks = Peaks(run)
+        found = await probe(
+            Probe(
+                socket=instance.record.socket,
+                control_group=instance.control_group or "",
+                batch_tokens=instance.plan.launch.batch_tokens,
+                window_tokens=instance.plan.window_tokens,
+                predict_tokens=1
+                if instance.plan.launch.draft is None
+                else instance.plan.launch.draft.tokens + 1,
+            ),
+            lambda: peaks.look(self._observe()),
+        )
+        if found.skipped:
+            log.info("a model was not verified", extra={"model": instance.name, "reason": found.skipped})
+        self._submit(Verified(run, peaks.highest, found.prompt_tokens))
 
     async def forget(self, effect: ForgetUnit) -> None:
         """Leave nothing of a dead unit behind; what cannot be removed is only logged."""
@@ -290,6 +336,11 @@ class Effects:
             log.warning(
                 "a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message}
             )
+
+
+def _held(seen: Observation | None, where: str, run: str) -> int:
+    state = seen.of(where) if seen is not None else None
+    return state.in_use.get(run, 0) if state is not None else 0
 
 
 async def _once_the_bus_answers(ask: Callable[[], Awaitable[T]]) -> T:

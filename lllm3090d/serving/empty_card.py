@@ -14,6 +14,7 @@ from lllm3090d.gpus.profiles import (
     named_profile,
     parse_vram,
     profile_of,
+    without_card,
 )
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
 from lllm3090d.planning.request import option_of
@@ -84,8 +85,8 @@ class Machine:
     @property
     def profile(self) -> CardProfile:
         """Of the card that is there; host memory is none, so nothing counts as measured on it."""
-        known = profile_of(self.card.name, self.reading.total_bytes // MIB)
-        return known.model_copy(update={"present": False}) if self.card.kind is CardKind.CPU else known
+        known = profile_of(self.card.name, self.reading.total_bytes // MIB, self.card.compute_capability)
+        return without_card(known) if self.card.kind is CardKind.CPU else known
 
 
 def is_hypothetical(body: PlanBody) -> bool:
@@ -242,4 +243,4 @@ def _as_assumed(made: Budget, profile: CardProfile) -> Budget:
             replace(line, origin=profile.name) if line.origin == "reading" else line for line in lines
         )
 
-    return Budget(told(made.lines), told(made.live_lines))
+    return replace(made, lines=told(made.lines), live_lines=told(made.live_lines))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from lllm3090d.checkpoints.fingerprint import fingerprint
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.dry_run import DryRun, DryRuns
 from lllm3090d.engines.dry_run_queue import DryRunQueue
@@ -16,6 +15,7 @@ from lllm3090d.planning.launch import Launch
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.projection import Permission, Projection, Where, judge, main_context, may_run
 from lllm3090d.serving.lookup import FoundModel, Lookup
+from lllm3090d.serving.offering import prepared_run
 from lllm3090d.wire_plans import EngineCheckView
 
 
@@ -108,15 +108,9 @@ class EngineChecks:
         self, model: FoundModel, asked: Asked, launch: Launch, permission: Permission
     ) -> _Prepared:
         """Reads files, a few MiB of the checkpoint and the first time those of the build."""
-        run = DryRun(
-            build=asked.build,
-            capabilities=asked.capabilities,
-            digest=self._lookup.engines.digest(asked.build),
-            checkpoint_path=model.checkpoint.path,
-            checkpoint=fingerprint(model.checkpoint.shards, self._lookup.header),
-            launch=launch,
-            where=permission.where,
-        )
+        run = prepared_run(
+            self._lookup, model.checkpoint, asked.build, asked.capabilities, permission.where
+        )(launch)
         return _Prepared(
             run, self._runs.known(run), permission.reason and (asked.aside or permission.reason)
         )

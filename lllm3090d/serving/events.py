@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
-from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.launch import Drafter
-from lllm3090d.planning.planner import PlanRequest
-from lllm3090d.planning.reserves import Budget, host_reserve_bytes
-from lllm3090d.planning.tier_conditions import HostMemory
+from lllm3090d.planning.planner import Plan, PlanRequest
+from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.ledger import Share
+from lllm3090d.serving.observation import Observation
 from lllm3090d.serving.unit_spec import Record, UnitSpec
 
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The card at one moment, and our part in it.
-
-    Attributes:
-        card: the card.
-        reading: its memory.
-        resident: bytes each run holds, by run; what progress and calibration go by.
-        in_use: bytes of each run that the reading counts as used, by run. On a card the same as resident; in host
-            memory without the pages of mapped files, which the kernel counts as available.
-        desktop_active: a desktop session is on the card; None when that cannot be told.
-        host: memory beside a card; None where the host is the card.
-    """
-
-    card: Card
-    reading: MemoryReading
-    resident: Mapping[str, int]
-    in_use: Mapping[str, int]
-    desktop_active: bool | None
-    host: HostMemory | None = None
-
-    @property
-    def host_room_bytes(self) -> int | None:
-        """What the host can give: available now, less what the machine keeps for itself."""
-        if self.host is None:
-            return None
-        return max(0, self.host.available_bytes - host_reserve_bytes(self.host.total_bytes))
+__all__ = ["Observation"]  # beside what is defined here: what most events are decided on
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -54,18 +28,43 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequested:
-    """Somebody wants a model; everything slow (header, engine probe) has been looked up before."""
+    """Somebody wants a model; everything slow (header, engine probe) has been looked up before.
+
+    Attributes:
+        token: of the request; the answers carry it.
+        run: identity of the launch, should one come of it.
+        arguments: further ones for the engine, as they were given.
+        card: UUID of the only card that it may be on; None leaves the choice.
+        least_context_tokens: with a context, what will do where that does not fit.
+        lease: keeps the model from being evicted, by the request's token, until LeaseReturned.
+        pinned: never a victim of an eviction.
+        may_evict: idle models may be unloaded for it.
+        may_wait: it may wait for room.
+        offer: the plan of a model without a rule, which the engine has priced before; None of any other.
+    """
 
     token: str
-    run: str  # identity of the launch, should one come of it
+    run: str
     checkpoint: Checkpoint
-    facts: CheckpointFacts
+    facts: CheckpointFacts | UnruledModel
     request: PlanRequest
     build: Build
     capabilities: Capabilities
     projector: ProjectorFacts | None = None
     drafter: Drafter | None = None
-    arguments: tuple[str, ...] = ()  # further ones for the engine, as they were given
+    arguments: tuple[str, ...] = ()
+    card: str | None = None
+    least_context_tokens: int | None = None
+    lease: bool = False
+    pinned: bool = False
+    may_evict: bool = True
+    may_wait: bool = True
+    offer: Plan | None = None
+
+    @property
+    def ruled(self) -> CheckpointFacts | None:
+        """The facts; None of a model without a rule."""
+        return self.facts if isinstance(self.facts, CheckpointFacts) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,99 @@ class CancelRequested:
 
     token: str
     load_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsked:
+    """Somebody is about to use a model that serves; ends in LeaseGiven or Failed."""
+
+    token: str
+    name: str
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReturned:
+    """The use of a lease has ended; an unknown one is no fault: its model may have died."""
+
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinRequested:
+    """Somebody wants a model never to be evicted, or no longer so."""
+
+    token: str
+    name: str
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequested:
+    """Somebody wants the whole card, at once."""
+
+    token: str
+    until_resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Loads are welcome again."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What an engine was seen doing.
+
+    Attributes:
+        busy: a request is in flight; None where the engine does not tell.
+        served_tokens: ever read and written; None where it does not tell. One that has grown was in use meanwhile.
+    """
+
+    busy: bool | None
+    served_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The cards were read anew, and perhaps engines were asked what they are doing, by run."""
+
+    activity: Mapping[str, Activity] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleChecked:
+    """Those that were to be evicted have been asked once more; these of them are busy."""
+
+    token: str
+    busy: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class YieldWanted:
+    """Strangers need memory: these runs are to go, where they are idle still."""
+
+    runs: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakesMore:
+    """An engine holds more than it was promised, by memory, before it is ready."""
+
+    run: str
+    held: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A model was used to the full after its load: what it held at most, by memory, and the length of the prompt."""
+
+    run: str
+    peak: Mapping[str, int]
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +201,10 @@ class UnitVanished:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The engine of a run answers; measured_bytes is what it holds."""
+    """The engine of a run answers; measured is what it held at most so far, by memory."""
 
     run: str
-    measured_bytes: int | None
+    measured: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +242,38 @@ class PostMortemRead:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReleased:
-    """The card shows the memory of a run as free, but for missing_bytes."""
+    """The cards show the memory of a run as free, but for what is missing, by memory."""
 
     run: str
-    missing_bytes: int
+    missing: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAdopted:
-    """A unit of ours was found at start; healthy is True when its engine answered."""
+    """A unit of ours was found at start; healthy is True when its engine answered, shares are what it was promised."""
 
     status: UnitStatus
     record: Record
     healthy: bool
-    measured_bytes: int | None
+    shares: tuple[Share, ...]
+    measured: Mapping[str, int] = field(default_factory=dict)
+    pinned: bool = False
 
 
 Event = (
     LoadRequested
     | UnloadRequested
     | CancelRequested
+    | LeaseAsked
+    | LeaseReturned
+    | PinRequested
+    | ReleaseRequested
+    | ResumeRequested
+    | Looked
+    | IdleChecked
+    | YieldWanted
+    | TakesMore
+    | Verified
     | StartFinished
     | UnitSeen
     | UnitVanished
@@ -242,6 +346,73 @@ class Resubmit:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Read the cards: something has changed that those who wait may profit from; ends in Looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIdle:
+    """Ask these runs once more whether they are idle, before they are stopped for somebody; ends in IdleChecked."""
+
+    token: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Use a model to the full once, and see what it holds; may end in Verified."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Load a model again that was unloaded for another one, which then did not come up."""
+
+    name: str
+    request: PlanRequest
+    arguments: tuple[str, ...]
+    pinned: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellEviction:
+    """Tell the world that a model goes, for whom or what; cause is one short stable word."""
+
+    name: str
+    run: str
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellDeviation:
+    """Tell the world that a model takes more or less than it was priced at."""
+
+    name: str
+    run: str
+    where: str
+    reserved_bytes: int
+    measured_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPin:
+    """Remember, beyond the daemon's life, whether a run is pinned."""
+
+    run: str
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepReleased:
+    """Remember, beyond the daemon's life, whether the card was given away."""
+
+    released: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Tell the world that an instance changed its state."""
 
@@ -275,7 +446,7 @@ class Admitted:
 
     token: str
     run: str
-    facts: CheckpointFacts
+    facts: CheckpointFacts | UnruledModel
     budget: Budget
     argv: tuple[str, ...]
 
@@ -290,10 +461,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Answer to a load: it waits until the model's previous instance is gone."""
+    """Answer to a load: it waits, for its previous instance to be gone or for room."""
 
     token: str
     name: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,12 +496,60 @@ class CancelDone:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseGiven:
+    """Answer to a wish for a lease."""
+
+    token: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinDone:
+    """Answer to a wish for a pin."""
+
+    token: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseDone:
+    """Answer to a release: what was unloaded."""
+
+    token: str
+    names: tuple[str, ...]
+    released_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeDone:
+    """Answer to a resumption."""
+
+    token: str
+    was_released: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Last answer to a request that failed."""
 
     token: str
     error: LlmError
 
+
+# What somebody who asked is told; each carries the token of the question.
+Reply = (
+    Admitted
+    | Joined
+    | Queued
+    | LoadDone
+    | UnloadDone
+    | CancelDone
+    | LeaseGiven
+    | PinDone
+    | ReleaseDone
+    | ResumeDone
+    | Failed
+)
 
 Effect = (
     StartUnit
@@ -339,14 +559,16 @@ Effect = (
     | WaitForMemory
     | ForgetUnit
     | Resubmit
+    | LookAgain
+    | CheckIdle
+    | Verify
+    | Restore
+    | TellEviction
+    | TellDeviation
+    | KeepPin
+    | KeepReleased
     | Announce
     | CheckTier
     | TellTier
-    | Admitted
-    | Joined
-    | Queued
-    | LoadDone
-    | UnloadDone
-    | CancelDone
-    | Failed
+    | Reply
 )

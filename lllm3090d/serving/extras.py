@@ -31,7 +31,7 @@ def extra_of(event: LoadRequested, table: Mapping[str, Sequence[str]]) -> ExtraA
     """
     check_asked_once(event.request, _own(event))
     set_ones = chosen_for(event.checkpoint.name, table)
-    return extra_arguments((*set_ones, *event.arguments), event.capabilities, event.facts)
+    return extra_arguments((*set_ones, *event.arguments), event.capabilities, event.ruled)
 
 
 def asked_of(event: LoadRequested, extra: ExtraArguments) -> PlanRequest:
@@ -104,4 +104,4 @@ def _denied(plan: Plan, own: ExtraArguments) -> list[str]:
 
 
 def _own(event: LoadRequested) -> ExtraArguments:
-    return extra_arguments(event.arguments, event.capabilities, event.facts)
+    return extra_arguments(event.arguments, event.capabilities, event.ruled)

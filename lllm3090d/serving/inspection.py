@@ -17,9 +17,10 @@ from lllm3090d.checkpoints.shards import complete_shards
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.costs import context_cost, state_bytes_per_slot, weights_by_place
+from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.running import Instance
-from lllm3090d.serving.unplanned import unplanned
+from lllm3090d.serving.unplanned import Described
 from lllm3090d.serving.views import model_view, path_text
 from lllm3090d.settings import Settings
 from lllm3090d.wire import (
@@ -35,6 +36,7 @@ from lllm3090d.wire import (
 
 PATH_MAX_BYTES = 4096  # limits.h, with the final NUL
 _URI = "file://"
+NOTHING_KNOWN = Described(None)
 SHOWN_CACHE_TYPES = (CacheType.Q8_0, CacheType.F16)
 
 
@@ -64,17 +66,24 @@ def listed(
     lookup: Lookup, settings: Settings, checkpoint: Checkpoint, instance: Instance | None
 ) -> ModelView:
     """One line of the list of models; what cannot be read or planned says why."""
-    facts, problem = None, checkpoint.problem
+    known, problem = NOTHING_KNOWN, checkpoint.problem
     if problem is None:
         try:
-            facts = lookup.facts.get(checkpoint.shards)
-            problem = unplanned(checkpoint.path, checkpoint.kind, facts)
+            known = lookup.described(checkpoint.shards, checkpoint.kind, checkpoint.name)
         except LlmError as error:
             problem = error
+    facts = known.facts
     badges = _badges(lookup, facts, checkpoint) if facts else ()
-    return model_view(
-        checkpoint, settings.aliases, facts, problem, instance, badges=badges, cache_type=settings.cache_type
+    view = model_view(
+        checkpoint,
+        settings.aliases,
+        facts or known.unruled,
+        problem or known.problem,
+        instance,
+        badges=badges,
+        cache_type=settings.cache_type,
     )
+    return view.model_copy(update={"verdict": Verdict.DRY_RUN}) if known.unruled else view
 
 
 def _absolute(text: str) -> Path:
@@ -124,7 +133,7 @@ def _owner(lookup: Lookup, path: Path) -> Checkpoint | None:
 
 def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectView:
     shards: tuple[Path, ...] = (path,)
-    facts = None
+    known = NOTHING_KNOWN
     problem = checkpoint.problem if checkpoint else None
     try:
         shards = complete_shards((path,))
@@ -135,11 +144,11 @@ def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectV
     first, problem = digests[0], problem or problem_of(shards, digests)
     if problem is None:
         try:
-            facts = lookup.facts.get(shards)
-            problem = unplanned(shards[0], first.kind, facts)
+            known = lookup.described(shards, first.kind, checkpoint.name if checkpoint else shards[0].stem)
+            problem = known.problem
         except LlmError as error:
             problem = error
-    projector = None
+    facts, projector = known.facts, None
     try:
         projector = _projector(lookup, headers[0], first.kind, checkpoint)
     except LlmError as error:
@@ -150,6 +159,8 @@ def _view(lookup: Lookup, path: Path, checkpoint: Checkpoint | None) -> InspectV
     if facts is not None:
         more = {"badges": _badges(lookup, facts, checkpoint), "rope": _rope(headers[0], facts)}
         view = view.model_copy(update=_facts_fields(facts) | more)
+    if known.unruled is not None:
+        view = view.model_copy(update={"dry_run_reason": known.unruled.reason})
     return view
 
 

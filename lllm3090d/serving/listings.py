@@ -11,6 +11,7 @@ from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.arguments import features
 from lllm3090d.engines.capabilities import Capabilities
+from lllm3090d.engines.dry_run import dry_run_ability
 from lllm3090d.engines.extra_arguments import chosen_for, extra_arguments, merged
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
@@ -126,12 +127,8 @@ class Listings:
         """
         daemon = self._daemon
         await daemon.look_for_desktop()
-        observation: Observation | LlmError
-        try:
-            observation = daemon.observe()
-        except LlmError as error:
-            observation = error
-        return await asyncio.to_thread(self._models, observation, with_catalogue)
+        seen = daemon.observe()
+        return await asyncio.to_thread(self._models, seen.main.error or seen, with_catalogue)
 
     def _models(self, observation: Observation | LlmError, with_catalogue: bool) -> Models:
         lookup, settings, scheduler = self._daemon.lookup, self._daemon.settings, self._daemon.scheduler
@@ -231,6 +228,8 @@ def with_plan(
         view = view.model_copy(update={"speed": speed_view(shown)})
     if view.problem is not None:
         return view
+    if view.verdict is Verdict.DRY_RUN:
+        return _priced_by_dry_run(view, planned)
     try:
         facts = lookup.facts.get(checkpoint.shards)
         terms = planned.terms_of(checkpoint.name, facts)
@@ -254,6 +253,17 @@ def with_plan(
             "evidence": found.evidence,
         }
     )
+
+
+def _priced_by_dry_run(view: ModelView, planned: Planned) -> ModelView:
+    """A list makes no dry run; it only says where this engine could make none."""
+    if planned.capabilities is None:
+        return view
+    try:
+        dry_run_ability(planned.capabilities)
+    except LlmError as error:
+        return view.model_copy(update={"verdict": None, "plan_problem": error.problem()})
+    return view
 
 
 def catalogue_rows(checkpoints: tuple[Checkpoint, ...], planned: Planned) -> tuple[ModelView, ...]:

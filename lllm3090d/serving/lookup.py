@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache, ProjectorFacts
 from lllm3090d.checkpoints.header import GgufHeader
 from lllm3090d.checkpoints.header_cache import HeaderCache
 from lllm3090d.checkpoints.library import Checkpoint, Library
 from lllm3090d.checkpoints.projector import projector_of_header
+from lllm3090d.checkpoints.unruled import UnruledModel, read_unruled
 from lllm3090d.checkpoints.watch import LibraryWatch
 from lllm3090d.engines.capabilities import Build, Capabilities
+from lllm3090d.engines.dry_run import DryRuns
+from lllm3090d.engines.dry_run_queue import DryRunQueue
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.launch import Drafter, SpecType
 from lllm3090d.serving.catalogues import NOT_ON_DISK, known_models, not_on_disk
 from lllm3090d.serving.engines import Engines
-from lllm3090d.serving.unplanned import unplanned
+from lllm3090d.serving.unplanned import Described, described
 from lllm3090d.settings import Settings
 from lllm3090d.store import FILE_NAME, Store
 
@@ -39,11 +43,19 @@ class FoundModel:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundUnruled:
+    """A model on disk that the engine's dry run alone prices."""
+
+    checkpoint: Checkpoint
+    unruled: UnruledModel
+
+
+@dataclass(frozen=True, slots=True)
 class LookedUp:
     """Everything slow that a plan needs."""
 
     checkpoint: Checkpoint
-    facts: CheckpointFacts
+    facts: CheckpointFacts | UnruledModel
     build: Build
     capabilities: Capabilities
     projector: ProjectorFacts | None = None
@@ -63,6 +75,8 @@ class Lookup:
         self.facts = FactsCache(read=self._header)
         self._drafters = FactsCache(read=self._header, drafters=True)
         self.engines = Engines(settings, self.store)
+        self.dry_runs = DryRuns(self.store)
+        self.dry_run_queue = DryRunQueue(self.dry_runs)
 
     def watch(self) -> None:
         """Watch the models directory of the present settings; returns at once, needs a running loop."""
@@ -146,17 +160,30 @@ class Lookup:
                 name, known_models(self._settings()), self._settings().models_dir, error
             ) from error
 
-    def model(self, name: str) -> FoundModel:
+    def model(self, name: str) -> FoundModel | FoundUnruled:
         """A model by its name, whatever engine there is; blocking. Raises as :meth:`find`, but for ENGINE_..."""
         checkpoint = self.resolve(name)
         if checkpoint.problem is not None:
             raise checkpoint.problem
-        facts = self.facts.get(checkpoint.shards)
-        facts = replace(facts, title=printable(checkpoint.name))  # a person knows the model by that
-        problem = unplanned(checkpoint.path, checkpoint.kind, facts)
-        if problem is not None:
-            raise problem
+        known = self.described(checkpoint.shards, checkpoint.kind, checkpoint.name)
+        if known.problem is not None:
+            raise known.problem
+        if known.unruled is not None:
+            return FoundUnruled(checkpoint, known.unruled)
+        if known.facts is None:
+            raise ValueError(f"nothing is known of {checkpoint.name}, and nothing is wrong with it")
+        facts = replace(known.facts, title=printable(checkpoint.name))  # a person knows the model by that
         return FoundModel(checkpoint, facts, self.projector(checkpoint), self.drafter(checkpoint))
+
+    def described(self, shards: Sequence[Path], kind: Kind, name: str) -> Described:
+        """By what a checkpoint can be planned; blocking. Raises as :func:`lllm3090d.serving.unplanned.described`."""
+        return described(
+            shards,
+            kind,
+            printable(name),
+            self.facts.get,
+            lambda files, title: read_unruled(files, title, self._header),
+        )
 
     def drafter(self, checkpoint: Checkpoint) -> Drafter | None:
         """The file that drafts for a model; None where there is none that could be planned. Blocking.
@@ -183,6 +210,8 @@ class Lookup:
     def _find(self, name: str) -> LookedUp:
         found = self.model(name)
         build, capabilities = self.engine()
+        if isinstance(found, FoundUnruled):
+            return LookedUp(found.checkpoint, found.unruled, build, capabilities)
         return LookedUp(found.checkpoint, found.facts, build, capabilities, found.projector, found.drafter)
 
     def _header(self, path: Path) -> GgufHeader:

@@ -1,83 +1,132 @@
-"""Observations: the card's reading, and the part of it that our engines hold."""
+"""Observations: the reading of each card, the part of it that our engines hold, and who else holds memory.
+
+What is ours is told by control group, so that an engine's child processes count as ours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
+from lllm3090d.errors import LlmError
 from lllm3090d.gpus.host import HostMemoryReader
-from lllm3090d.gpus.readings import CardKind, CardReader
+from lllm3090d.gpus.readings import CardKind, CardReader, MemoryReading
+from lllm3090d.gpus.sysfs import SYSTEM, Roots, SysfsReader
 from lllm3090d.planning.tier_conditions import HostMemory
-from lllm3090d.serving.events import Observation
+from lllm3090d.planning.units import MIB
+from lllm3090d.serving.observation import CardState, Observation, RunProcesses, Stranger
+from lllm3090d.serving.processes import (
+    host_memory_of,
+    identity_of,
+    owner_of,
+    pids_of,
+)
 
-KIB = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Host memory of a process, bytes (``/proc/PID/status``).
-
-    Attributes:
-        resident_bytes: everything it has in memory, mapped files included.
-        anonymous_bytes: what the kernel cannot drop: anonymous and shared memory.
-    """
-
-    resident_bytes: int
-    anonymous_bytes: int
+# Used memory of a card that no process accounts for, such as a console and contexts of the driver, stays below this.
+UNEXPLAINED_BYTES = 512 * MIB
 
 
-def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None:
-    """Memory of a process; None when it is gone."""
-    try:
-        text = (proc / str(pid) / "status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith(("VmRSS", "Rss")))
-
-    def read_bytes(key: str) -> int:
-        # A zombie has no such lines: it holds nothing.
-        return int(fields.get(key, "0 kB").split()[0]) * KIB
-
-    return ProcessMemory(read_bytes("VmRSS"), read_bytes("RssAnon") + read_bytes("RssShmem"))
-
-
-def observe(reader: CardReader, main_pids: Mapping[str, int], desktop_active: bool | None) -> Observation:
-    """Read the card now and attribute what our engines hold.
+def observe(
+    readers: Sequence[CardReader],
+    runs: Mapping[str, RunProcesses],
+    desktop_active: bool | None,
+    roots: Roots = SYSTEM,
+) -> Observation:
+    """Read all cards now and attribute what our engines hold. A card that cannot be read carries its error.
 
     Args:
-        reader: the card.
-        main_pids: main process of each run that has one, by run.
-        desktop_active: whether a desktop session is on the card; None when unknown.
+        readers: the cards, the one with the most memory first.
+        runs: processes of each run, by run.
+        desktop_active: whether a desktop session is on the machine; None when unknown.
+        roots: where proc and control groups are mounted.
 
     Raises:
-        LlmError: CARD_UNREADABLE.
+        LlmError: CARD_UNREADABLE where host memory beside the cards cannot be read.
     """
-    reading = reader.read()
-    resident: dict[str, int] = {}
-    in_use: dict[str, int] = {}
-    if reader.card.kind is CardKind.CPU:
-        for run, pid in main_pids.items():
-            memory = process_memory(pid)
-            if memory is not None:
-                resident[run] = memory.resident_bytes
-                in_use[run] = memory.anonymous_bytes
-    else:
-        held = {process.pid: process.used_bytes for process in reading.processes}
-        for run, pid in main_pids.items():
-            used = held.get(pid)
-            if used is not None:
-                resident[run] = in_use[run] = used
-    return Observation(reader.card, reading, resident, in_use, desktop_active, _host(reader))
+    states = tuple(_state(reader, runs, roots) for reader in readers)
+    if states[0].card.kind is CardKind.CPU:
+        return Observation(states, desktop_active)
+    host = HostMemoryReader(roots.proc / "meminfo").read()
+    in_use = {
+        run: memory.anonymous_bytes
+        for run, processes in runs.items()
+        if (memory := host_memory_of(processes, roots)) is not None
+    }
+    return Observation(states, desktop_active, HostMemory(host.free_bytes, host.total_bytes), in_use)
 
 
-def _host(reader: CardReader) -> HostMemory | None:
-    if reader.card.kind is CardKind.CPU:
+def held_bytes(readers: Sequence[CardReader], processes: RunProcesses, roots: Roots = SYSTEM) -> int:
+    """What one run holds of these cards now, together; 0 when it is gone, and where the driver does not tell.
+
+    Raises:
+        LlmError: CARD_UNREADABLE for any of them.
+    """
+    held = 0
+    for reader in readers:
+        state = _state(reader, {"": processes}, roots)
+        state.read()
+        held += state.resident.get("", 0)
+    return held
+
+
+def unattributed_bytes(state: CardState) -> int | None:
+    """Used memory that no process on the card's list accounts for; None where that cannot be told."""
+    reading = state.reading
+    if reading is None or not reading.processes_known:
         return None
-    host = HostMemoryReader().read()
-    return HostMemory(host.free_bytes, host.total_bytes)
+    sizes = [process.used_bytes for process in reading.processes if process.used_bytes is not None]
+    if len(sizes) != len(reading.processes):
+        return None
+    return max(0, reading.used_bytes - sum(sizes))
 
 
-def held_bytes(reader: CardReader, pid: int) -> int:
-    """What one process holds of the card now; 0 when it is gone. Raises LlmError CARD_UNREADABLE."""
-    return observe(reader, {"": pid}, None).resident.get("", 0)
+def _state(reader: CardReader, runs: Mapping[str, RunProcesses], roots: Roots) -> CardState:
+    if isinstance(reader, SysfsReader):
+        reader.watch(frozenset().union(*(pids_of(run, roots) for run in runs.values())))
+    try:
+        reading = reader.read()
+    except LlmError as error:
+        return CardState(reader.card, None, error)
+    if reader.card.kind is CardKind.CPU:
+        held = {run: host_memory_of(processes, roots) for run, processes in runs.items()}
+        return CardState(
+            reader.card,
+            reading,
+            resident={run: memory.resident_bytes for run, memory in held.items() if memory is not None},
+            in_use={run: memory.anonymous_bytes for run, memory in held.items() if memory is not None},
+        )
+    return _attributed(reader, reading, runs, roots)
+
+
+def _attributed(
+    reader: CardReader, reading: MemoryReading, runs: Mapping[str, RunProcesses], roots: Roots
+) -> CardState:
+    held: dict[str, int] = {}
+    strangers = []
+    told = reading.processes_known
+    explained = 0  # by processes that are on this machine under the numbers of the list
+    for process in reading.processes:
+        owner = owner_of(process.pid, runs, roots.proc)
+        who = identity_of(process.pid, roots.proc)
+        if owner is not None or who is not None:
+            explained += process.used_bytes or 0
+        if owner is None:
+            name, user = ("", "") if who is None else (who.name, who.user)
+            strangers.append(Stranger(process.pid, name, user, process.used_bytes))
+        elif process.used_bytes is None:
+            told = False
+        else:
+            held[owner] = held.get(owner, 0) + process.used_bytes
+    lists_numbers_of_host = reader.card.kind is CardKind.NVIDIA
+    if lists_numbers_of_host and not held and any(run.main_pid is not None for run in runs.values()):
+        # None of our engines is on the list, and somebody holds memory that nobody here accounts for: inside a
+        # container NVML lists no process, or those of the host by the host's numbers. Then it may be ours.
+        told = told and reading.used_bytes - explained < UNEXPLAINED_BYTES
+    strangers.sort(key=lambda one: (one.used_bytes is None, -(one.used_bytes or 0), one.pid))
+    return CardState(
+        reader.card,
+        reading,
+        resident=held if told else {},
+        in_use=held if told else {},
+        strangers=tuple(strangers),
+        attributed=told,
+    )

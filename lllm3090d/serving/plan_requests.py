@@ -2,8 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from lllm3090d.planning.request import PlanRequest
-from lllm3090d.wire import PlanOptions
+from lllm3090d.wire import LoadBody, PlanOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWish:
+    """How a model is to be loaded; see :class:`lllm3090d.serving.events.LoadRequested`.
+
+    Attributes:
+        card: UUID, PCI address or number of the only card that it may be on.
+    """
+
+    request: PlanRequest = field(default_factory=PlanRequest)
+    arguments: tuple[str, ...] = ()
+    card: str | None = None
+    least_context_tokens: int | None = None
+    lease: bool = False
+    pinned: bool = False
+    may_evict: bool = True
+    may_wait: bool = True
+
+
+def load_wish(body: LoadBody) -> LoadWish:
+    """What a client asks for, in the scheduler's terms."""
+    return LoadWish(
+        request=plan_request(body),
+        arguments=body.arguments,
+        card=body.gpu,
+        least_context_tokens=body.least_context_tokens,
+        pinned=body.pin,
+        may_evict=body.evict,
+        may_wait=body.wait,
+    )
 
 
 def plan_request(options: PlanOptions) -> PlanRequest:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lllm3090d.checkpoints.catalogue import CatalogueEntry
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.alternatives import Alternative
 from lllm3090d.planning.limits import Limit, limit
@@ -68,7 +69,7 @@ class Insight:
 
 def plan_view(
     checkpoint: Checkpoint,
-    facts: CheckpointFacts,
+    facts: CheckpointFacts | UnruledModel,
     plan: Plan,
     budget: Budget,
     *,
@@ -102,7 +103,8 @@ def plan_view(
         available_bytes=budget.grantable_bytes,
         argv=tuple(argv),
         verdict=verdict(plan.window_tokens, card_can_compute=insight.card_can_compute if insight else True),
-        evidence=weakest(plan.quote),
+        # What else there is beside a dry run (slack, the process) is the same for all models.
+        evidence=Evidence.ENGINE if isinstance(facts, UnruledModel) else weakest(plan.quote),
         limit=limit_view(
             limit(
                 plan.capped_by,
@@ -158,8 +160,12 @@ def budget_views(budget: Budget) -> tuple[BudgetLineView, ...]:
 
 
 def weakest(quote: Quote) -> Evidence:
-    """The weakest evidence of any line: a sum is no better than that."""
-    found = {item.evidence for item in quote.items}
+    """The weakest evidence of any line on the card: a sum is no better than that. Of host memory where that is all.
+
+    What stays in host memory beside a card is never measured; nobody asks for the evidence of both together.
+    """
+    on_card = tuple(item for item in quote.items if item.place is Place.CARD)
+    found = {item.evidence for item in on_card or quote.items}
     return next(evidence for evidence in _WORST_FIRST if evidence in found)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from lllm3090d.planning.compute import Margins
 from lllm3090d.planning.planner import PlanPolicy
 from lllm3090d.planning.reserves import ReservePolicy
+from lllm3090d.planning.units import MIB
 from lllm3090d.settings import Settings
 
 
@@ -23,6 +24,9 @@ class Policy:
         engine_sockets_dir: where engines listen.
         inherited_environment: the user manager's own environment, from which units start.
         extra_arguments: of a person for the engine, by name of a model.
+        queue_timeout_s: how long a load waits for room.
+        least_residency_s: how long a model stays at least once it is ready.
+        least_idle_s: how long a model must have been idle before it may go for another one.
     """
 
     plan: PlanPolicy
@@ -31,6 +35,14 @@ class Policy:
     engine_sockets_dir: Path
     inherited_environment: Mapping[str, str]
     extra_arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    queue_timeout_s: float = 120.0
+    least_residency_s: float = 30.0
+    least_idle_s: float = 5.0
+
+    @staticmethod
+    def deviation_bytes(reserved_bytes: int) -> int:
+        """By how much a measurement may differ from its price before that is told: max(256 MiB, 2 %)."""
+        return max(256 * MIB, reserved_bytes * 2 // 100)
 
 
 def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> Policy:
@@ -59,4 +71,7 @@ def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> P
         engine_sockets_dir=settings.engine_sockets_dir,
         inherited_environment=inherited_environment,
         extra_arguments=settings.extra_arguments,
+        queue_timeout_s=settings.queue_timeout_s,
+        least_residency_s=settings.least_residency_s,
+        least_idle_s=settings.least_idle_s,
     )

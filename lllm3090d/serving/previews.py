@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from lllm3090d.engines.arguments import features
 from lllm3090d.engines.arguments import launch as engine_launch
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
-from lllm3090d.engines.dry_run import DryRuns
 from lllm3090d.engines.extra_arguments import NOTHING, ExtraArguments
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
-from lllm3090d.gpus.profiles import SYNTHETIC_ID
+from lllm3090d.gpus.profiles import NAMELESS_IDS
 from lllm3090d.gpus.readings import Card, CardKind
 from lllm3090d.planning.alternatives import alternatives
 from lllm3090d.planning.planner import Features, Plan, Planner, Room
+from lllm3090d.planning.request import option_of
 from lllm3090d.planning.reserves import Budget, host_reserve_bytes
 from lllm3090d.planning.smallest_card import SmallestCard, smallest_card
 from lllm3090d.planning.speeds import shown_speed
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving import refusals
+from lllm3090d.serving.admission import held_now
+from lllm3090d.serving.admitting import room_for, usable_cards
 from lllm3090d.serving.catalogue_plans import catalogue_plan
 from lllm3090d.serving.catalogues import NOT_ON_DISK, KnownModels, known_models
+from lllm3090d.serving.commands import NOBODY, Wish
 from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.empty_card import (
     EmptyCard,
@@ -39,13 +42,17 @@ from lllm3090d.serving.empty_card import (
 )
 from lllm3090d.serving.engine_check import Asked, EngineChecks
 from lllm3090d.serving.events import LoadRequested, Observation
+from lllm3090d.serving.explaining import holders
 from lllm3090d.serving.extras import asked_of, extra_of
+from lllm3090d.serving.launch_remedies import headless
 from lllm3090d.serving.ledger import Reservation
-from lllm3090d.serving.lookup import FoundModel
+from lllm3090d.serving.lookup import FoundModel, FoundUnruled
+from lllm3090d.serving.observation import CardState
 from lllm3090d.serving.plan_requests import plan_request
 from lllm3090d.serving.plan_views import Insight, card_view_of, plan_view
+from lllm3090d.serving.remedies import Holder, Remedy
 from lllm3090d.serving.unit_spec import socket_path
-from lllm3090d.store import Store
+from lllm3090d.serving.unruled_previews import UnruledPreview
 from lllm3090d.wire import PlanBody, PlannedCardView, PlanView
 from lllm3090d.wire_plans import EngineCheckView
 
@@ -74,6 +81,12 @@ class _Question:
         notes: what a person should know of how this was asked.
         argv: the command line of a plan; () where no engine here could carry it out.
         check: asks the engine what a plan takes, without holding a thread; None where nobody wants to know.
+        state: the card as it was read; None where it is only thought of.
+        holders: our models that run.
+        held: what each run holds of the card, bytes by run.
+        now_s: on the scheduler's clock.
+        host: what host memory beside the card can give; None where nobody limits it.
+        asked: what was asked for, to be asked again with a change.
     """
 
     model: FoundModel
@@ -85,6 +98,12 @@ class _Question:
     notes: tuple[str, ...]
     argv: Callable[[Plan], tuple[str, ...]]
     check: Callable[[Plan], Awaitable[EngineCheckView]] | None = None
+    state: CardState | None = None
+    holders: tuple[Holder, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
+    now_s: float | None = None
+    host: Budget | None = None
+    asked: Wish = NOBODY
 
 
 class Previews:
@@ -96,10 +115,8 @@ class Previews:
     @cached_property
     def _checks(self) -> EngineChecks:
         """Made when somebody first asks for one."""
-        return EngineChecks(self._daemon.lookup, DryRuns(self._store))
-
-    def _store(self) -> Store:
-        return self._daemon.lookup.store()
+        lookup = self._daemon.lookup
+        return EngineChecks(lookup, lookup.dry_runs, lookup.dry_run_queue)
 
     async def plan(self, body: PlanBody) -> PlanView:
         """The plan that a request describes.
@@ -123,6 +140,8 @@ class Previews:
                 notes += assumed_build(card, engine.capabilities.backend)
             return catalogue_plan(entry, card, body, policy.plan, policy.reserves, notes=notes)
         engine = await asyncio.to_thread(self._engine)
+        if isinstance(model, FoundUnruled):
+            return await self._unruled(body, model, engine, known).plan(daemon.lookup)
         ask = self._elsewhere if is_hypothetical(body) else self._here
         question = ask(body, model, engine)
         if known.problem is not None:
@@ -132,6 +151,44 @@ class Previews:
         plan = await asyncio.to_thread(_planned, question, known)
         check = await question.check(plan) if question.check else None
         return await asyncio.to_thread(_answer, question, known, plan, check)
+
+    def _unruled(
+        self, body: PlanBody, model: FoundUnruled, engine: _Engine | LlmError, known: KnownModels
+    ) -> UnruledPreview:
+        """The same question about a model that only the engine can price."""
+        if isinstance(engine, LlmError):
+            raise engine
+        scheduler, observation = self._daemon.scheduler, self._daemon.observe()
+        event = _event(body, model, engine)
+        extra = extra_of(event, scheduler.policy.extra_arguments)
+        card = self._card(body, self._machine(observation, engine))
+        notes = () if known.problem is None else (_left_out(known.problem),)
+        there, assumed = is_hypothetical(body), tuple[str, ...]()
+        if there:
+            assumed = assumed_build(card, engine.capabilities.backend)
+            notes = (*assumed_card(body, card, observation.card), *assumed, *notes)
+        given = scheduler.rooms(observation)
+        usable = usable_cards(event, observation, given)
+        best = max(usable, key=lambda uuid: given.cards[uuid].grantable_bytes)  # it is on one card alone
+        return UnruledPreview(
+            event=event,
+            model=model.unruled,
+            policy=scheduler.policy,
+            card=card,
+            view=card_view_of(card, empty=there),
+            budget=card.budget if there else given.cards[best],
+            room=Room(card.budget.grantable_bytes, giver=giver_text(card))
+            if there
+            else room_for(event, observation, given),
+            known=known,
+            asked=_asked(body, model, extra, event.arguments),
+            notes=notes,
+            argv=lambda plan: () if assumed else self._argv(model, engine, plan, extra),
+            state=None if there else observation.of(best),
+            ours=() if there else scheduler.ledger.on(best),
+            host=None if there else given.host,
+            check=body.check,
+        )
 
     def _check(
         self, question: _Question, engine: _Engine | LlmError
@@ -160,13 +217,19 @@ class Previews:
         card = emptied(self._machine(observation, engine), scheduler.policy.reserves)
         return _Question(
             model=model,
-            planner=scheduler.planner(event, observation, available),
+            planner=scheduler.planner(event, observation),
             card=card,
             view=card_view_of(card, empty=False),
             budget=available,
-            ours=tuple(scheduler.ledger),
+            ours=scheduler.ledger.on(observation.card.uuid),
             notes=(),
             argv=lambda plan: self._argv(model, engine, plan, extra),
+            state=observation.main,
+            holders=holders(scheduler.instances, scheduler.clock()),
+            held=held_now(observation.main, scheduler.ledger),
+            now_s=scheduler.clock(),
+            host=scheduler.host_budget(observation),
+            asked=_asked(body, model, extra, event.arguments),
         )
 
     def _elsewhere(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
@@ -207,6 +270,7 @@ class Previews:
             ours=(),
             notes=notes,
             argv=argv,
+            asked=_asked(body, model, extra, body.arguments),
         )
 
     def _offered(  # what a command line is made of
@@ -248,7 +312,7 @@ class Previews:
             return error
 
     def _argv(
-        self, model: FoundModel, engine: _Engine, plan: Plan, extra: ExtraArguments
+        self, model: FoundModel | FoundUnruled, engine: _Engine, plan: Plan, extra: ExtraArguments
     ) -> tuple[str, ...]:
         checkpoint, sockets = model.checkpoint, self._daemon.settings.engine_sockets_dir
         launch = engine_launch(
@@ -266,18 +330,19 @@ class Previews:
         return launch.argv
 
 
-def _event(body: PlanBody, model: FoundModel, engine: _Engine) -> LoadRequested:
+def _event(body: PlanBody, model: FoundModel | FoundUnruled, engine: _Engine) -> LoadRequested:
     """The load that is asked about."""
+    ruled = model if isinstance(model, FoundModel) else None
     return LoadRequested(
         token="preview",  # noqa: S106  # names a request, guards nothing
         run=PREVIEW_RUN,
         checkpoint=model.checkpoint,
-        facts=model.facts,
+        facts=model.facts if isinstance(model, FoundModel) else model.unruled,
         request=plan_request(body),
         build=engine.build,
         capabilities=engine.capabilities,
-        projector=model.projector,
-        drafter=model.drafter,
+        projector=ruled.projector if ruled else None,
+        drafter=ruled.drafter if ruled else None,
         arguments=body.arguments,
     )
 
@@ -293,8 +358,7 @@ def _planned(question: _Question, known: KnownModels) -> Plan:
         entry = known.entry_of(question.model.checkpoint)
         can_compute = entry is None or card.profile.can_compute(entry.least_compute_capability)
         verdict = Verdict.TOO_BIG if can_compute else Verdict.CAPABILITY
-        told = refusals.with_budget(error, question.budget, card.kind, question.ours, verdict)
-        raise _of_card(told, question, _smallest(question)) from error
+        raise _refused(error, question, verdict) from error
 
 
 def _answer(question: _Question, known: KnownModels, plan: Plan, check: EngineCheckView | None) -> PlanView:
@@ -332,17 +396,69 @@ def _smallest(question: _Question) -> SmallestCard | None:
     )
 
 
-def _of_card(error: LlmError, question: _Question, smallest: SmallestCard | None) -> LlmError:
-    """A refusal that also says for which card it is, and which would do."""
-    hint = error.hint or ""
-    more: dict[str, Any] = {"card": question.view.model_dump(mode="json")}
+def _refused(error: LlmError, question: _Question, verdict: Verdict) -> LlmError:
+    """The refusal of a load, which also says for which card it is, and which would do."""
+    smallest = _smallest(question)
+    facts: dict[str, Any] = {"card": question.view.model_dump(mode="json")}
+    more: list[Remedy] = []
     if question.view.empty and _fits_headless(question):
-        more["fits_headless"] = True
-        hint = f"Without a desktop (--headless) it would fit as asked. {hint}".strip()
+        facts["fits_headless"] = True
+        more.append(headless())
     if smallest is not None:
-        more["smallest_card_gib"] = smallest.gib
-        hint = f"{hint} For an agent it needs a card of {smallest.gib} GiB.".strip()
-    return LlmError(error.code, error.message, hint=hint or None, **dict(error.details) | more)
+        facts["smallest_card_gib"] = smallest.gib
+    fits, serves = refusals.fits_with_more(question.planner), refusals.serves_changed(question.planner)
+    if question.state is None:
+        told = refusals.with_budget(
+            error,
+            question.budget,
+            question.card.kind,
+            question.ours,
+            verdict,
+            fits=fits,
+            serves=serves,
+            asked=question.asked,
+            smallest=smallest,
+            more=more,
+        )
+    else:
+        told = refusals.refuse(
+            error,
+            budget=question.budget,
+            card=question.state,
+            reservations=question.ours,
+            instances=question.holders,
+            fits=fits,
+            serves=serves,
+            verdict=verdict,
+            asked=question.asked,
+            held=question.held,
+            now_s=question.now_s,
+            host=question.host,
+            smallest=smallest,
+            more=more,
+        )
+    return LlmError(told.code, told.message, hint=told.hint, **(dict(told.details) | facts))
+
+
+def _asked(
+    body: PlanBody, model: FoundModel | FoundUnruled, extra: ExtraArguments, arguments: tuple[str, ...]
+) -> Wish:
+    """What was asked for: of this machine's card as a load, of another one as a plan."""
+    card = [word for name in ("card", "vram", "backend") for word in _option(name, getattr(body, name))]
+    if body.desktop is not None:
+        card.append("--desktop" if body.desktop else "--headless")
+    return Wish(
+        name=model.checkpoint.name,
+        request=plan_request(body),
+        arguments=arguments,
+        stated=extra.stated,
+        verb="plan" if is_hypothetical(body) else "load",
+        more=tuple(card),
+    )
+
+
+def _option(name: str, value: str | None) -> tuple[str, ...]:
+    return () if value is None else (option_of(name), value)
 
 
 def _fits_headless(question: _Question) -> bool:
@@ -364,7 +480,7 @@ def _aside(card: EmptyCard) -> str:
     if card.present:
         why = "the card is not as the plan has it"
     else:
-        known = card.profile.id != SYNTHETIC_ID
+        known = card.profile.id not in NAMELESS_IDS
         why = f"no {card.profile.id} here" if known else "there is no such card here"
     return f"asked on this machine's CPU ({why}), so it says nothing of what lies on the card"
 

@@ -46,6 +46,14 @@ def belongs_to(pid: int, control_group: str, proc: Path = Path("/proc")) -> bool
     )
 
 
+def peer_belongs_to(writer: asyncio.StreamWriter, control_group: str) -> bool:
+    """The listener at the other end of a Unix socket is a process of the unit; of an unknown one nobody is."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", credentials)
+    return bool(control_group) and belongs_to(pid, control_group)
+
+
 async def health(path: Path, control_group: str, timeout_s: float = HEALTH_TIMEOUT_S) -> Health:
     """Ask once.
 
@@ -64,10 +72,7 @@ async def health(path: Path, control_group: str, timeout_s: float = HEALTH_TIMEO
 async def _health(path: Path, control_group: str) -> Health:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        connection: socket.socket = writer.get_extra_info("socket")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, _, _ = struct.unpack("3i", credentials)
-        if not control_group or not belongs_to(pid, control_group):
+        if not peer_belongs_to(writer, control_group):
             return Health.STRANGER
         writer.write(HEALTH_REQUEST)
         await writer.drain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.errors import LlmError
@@ -14,6 +14,8 @@ from lllm3090d.serving.events import Event, UnitAdopted, UnitSeen, UnitVanished
 from lllm3090d.serving.history import History
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.measure import observe
+from lllm3090d.serving.observation import RunProcesses
+from lllm3090d.serving.peaks import Peaks
 from lllm3090d.serving.readiness import Health, health
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.wire import EventKind
@@ -32,7 +34,7 @@ class Reconciler:
     Args:
         manager: the user's systemd.
         scheduler: read, never changed.
-        reader: the card.
+        readers: the cards.
         history: told when units were compared.
         submit: hands an event to the writer.
     """
@@ -42,27 +44,33 @@ class Reconciler:
         *,
         manager: SystemdManager,
         scheduler: Scheduler,
-        reader: CardReader,
+        readers: Sequence[CardReader],
         history: History,
         submit: Callable[[Event], None],
     ) -> None:
         self._manager = manager
         self._scheduler = scheduler
-        self._reader = reader
+        self._readers = readers
         self._history = history
         self._submit = submit
 
-    async def adopt(self, apply: Callable[[Event], None]) -> None:
+    async def adopt(self, apply: Callable[[Event], None], pinned: frozenset[str] = frozenset()) -> None:
         """Take over the units that were found at start; apply carries out each event at once.
+
+        Args:
+            apply: carries out an event.
+            pinned: runs that are never evicted.
 
         Raises:
             LlmError: BUS_UNAVAILABLE.
         """
         findings = sort_units(await self._manager.list())
         healths = await asyncio.gather(*(self._is_healthy(found) for found in findings.adopt))
-        resident = self._resident(findings.adopt)
+        measured = self._measured(findings.adopt)
         for found, healthy in zip(findings.adopt, healths, strict=True):
-            apply(UnitAdopted(found.status, found.record, healthy, resident.get(found.record.run)))
+            run = found.record.run
+            shares = found.record.shares(self._readers[0].card.uuid)
+            apply(UnitAdopted(found.status, found.record, healthy, shares, measured[run], run in pinned))
         for found in findings.forget:
             log.warning(
                 "a dead unit of a model that runs again is forgotten", extra={"unit": found.status.name}
@@ -102,13 +110,21 @@ class Reconciler:
         )
         return answer is Health.READY
 
-    def _resident(self, units: tuple[Found, ...]) -> Mapping[str, int]:
-        pids = {found.record.run: found.status.main_pid for found in units if found.status.main_pid}
+    def _measured(self, units: tuple[Found, ...]) -> Mapping[str, Mapping[str, int]]:
+        """What each holds now, of each memory, by run."""
+        runs = {
+            found.record.run: RunProcesses(found.status.main_pid or None, found.status.control_group or None)
+            for found in units
+        }
+        peaks = {run: Peaks(run) for run in runs}
         try:
-            return observe(self._reader, pids, None).resident
+            observation = observe(self._readers, runs, None)
         except LlmError as error:
             log.warning("what adopted models hold cannot be read", extra={"reason": error.message})
-            return {}
+        else:
+            for each in peaks.values():
+                each.look(observation)
+        return {run: each.highest for run, each in peaks.items()}
 
     def _sweep_sockets(self) -> None:
         """Remove sockets of engines that no longer exist."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import CardKind
-from lllm3090d.planning.quote import MIB
-from lllm3090d.planning.reserves import Budget
-from lllm3090d.planning.verdict import Verdict
-from lllm3090d.serving.ledger import Reservation, ReservationState
+from lllm3090d.gpus.readings import Card
+from lllm3090d.serving.refusal_page import fits_with_more, refuse, serves_changed, with_budget
+
+__all__ = [
+    "fits_with_more",
+    "refuse",
+    "serves_changed",
+    "with_budget",
+]  # for lack of memory, beside what is here
 
 
 def not_loaded(name: str, loaded: Iterable[str]) -> LlmError:
@@ -80,6 +84,56 @@ def no_such_load(token: str) -> LlmError:
     )
 
 
+def queue_timed_out(name: str, why: str, limit_s: float) -> LlmError:
+    """What the client of a load is told that has waited too long for room."""
+    return LlmError(
+        ErrorCode.QUEUE_TIMED_OUT,
+        f"{name} was not loaded: it waited {limit_s:g} s for {why}",
+        hint="See what runs: lllm3090ctl ps. Unload what is not needed; the limit is the setting queue_timeout_s.",
+        name=name,
+        limit_s=limit_s,
+    )
+
+
+def no_room_now(name: str, why: str) -> LlmError:
+    """What the client of a load is told that would have to wait for room and does not want to."""
+    return LlmError(
+        ErrorCode.QUEUE_TIMED_OUT,
+        f"{name} was not loaded: it would have to wait for {why}, and was not to",
+        hint="See what runs: lllm3090ctl ps",
+        name=name,
+    )
+
+
+def card_released() -> LlmError:
+    """The error for a load while the card is given away."""
+    return LlmError(
+        ErrorCode.CARD_RELEASED,
+        "the card was released for other programs, and loads are refused until it is resumed",
+        hint="Take it back: lllm3090ctl resume",
+    )
+
+
+def released_meanwhile() -> LlmError:
+    """What the client of a load is told that was under way when somebody wanted the whole card."""
+    return LlmError(
+        ErrorCode.LOAD_CANCELLED,
+        "everything was unloaded before it was ready: somebody released the card",
+        hint="Load it again. See who did: lllm3090ctl events",
+    )
+
+
+def no_such_card(wanted: str, cards: Sequence[Card]) -> LlmError:
+    """The error for a card that this machine does not have."""
+    known = ", ".join(f"{card.uuid} ({card.name})" for card in cards)
+    return LlmError(
+        ErrorCode.INVALID_REQUEST,
+        f"there is no card {wanted} here; there is {known}",
+        hint="See the cards: lllm3090ctl gpu",
+        card=wanted,
+    )
+
+
 def stopping() -> LlmError:
     """What everybody is told once the daemon has been asked to stop."""
     return LlmError(
@@ -87,20 +141,3 @@ def stopping() -> LlmError:
         "the daemon is stopping; models that run go on, and loads that were begun go on too",
         hint="Start it again: systemctl --user start lllm3090d",
     )
-
-
-def with_budget(
-    error: LlmError,
-    budget: Budget,
-    card_kind: CardKind,
-    reservations: Iterable[Reservation],
-    verdict: Verdict = Verdict.TOO_BIG,
-) -> LlmError:
-    """A refusal for lack of memory, with what the card can give, who of ours holds the rest, and the verdict."""
-    lines = [{"name": b.name, "bytes": b.bytes, "origin": b.origin} for b in budget.deciding_lines]
-    held = [r for r in reservations if r.state is not ReservationState.QUARANTINED]
-    ours = [{"name": r.name, "bytes": r.charged_bytes} for r in held]
-    unload = [f"Unload {r.name} ({r.charged_bytes // MIB} MiB): lllm3090ctl unload '{r.name}'" for r in held]
-    hint = ". ".join([text.rstrip(".") for text in (error.hint, *unload) if text]) + "."
-    more = {"budget": lines, "card_kind": str(card_kind), "ours": ours, "verdict": str(verdict)}
-    return LlmError(error.code, error.message, hint=hint, **(dict(error.details) | more))

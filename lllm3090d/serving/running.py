@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.errors import LlmError
+from lllm3090d.planning.launch import Launch
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import Drafting, PlanRequest, ProjectorPlace, RopeScaling
 from lllm3090d.planning.stretch import Stretch, stretch
+from lllm3090d.planning.unruled import padded_context
 from lllm3090d.serving.events import LoadRequested
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.unit_spec import Record, unit_name
@@ -43,6 +47,18 @@ class Instance:
     # Whether a cache that was to be divided is; None where none was to be, or nobody has looked.
     tier_in_force: bool | None = None
     released_bytes: int = 0
+    # Never a victim of an eviction.
+    pinned: bool = False
+    # Who uses it or is about to: never a victim while there is one.
+    leases: set[str] = field(default_factory=set)
+    # Whether a request was in flight when it was last asked; None where it does not tell.
+    busy: bool | None = None
+    served_tokens: int | None = None
+    # On the scheduler's clock; None before it was ready.
+    ready_since_s: float | None = None
+    last_used_s: float | None = None
+    # What was unloaded for it, and is loaded again should it not come up.
+    evicted: list[Evicted] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -58,6 +74,26 @@ class Instance:
     def unit(self) -> str:
         """Name of its unit."""
         return unit_name(self.record.name, self.record.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A model that was unloaded for another one, and what it takes to load it again as it was."""
+
+    name: str
+    request: PlanRequest
+    arguments: tuple[str, ...]
+    pinned: bool = False
+
+
+@dataclass(slots=True)
+class Releasing:
+    """Somebody waits for the whole card: these runs are still to end."""
+
+    token: str
+    runs: set[str]
+    names: tuple[str, ...]
+    released_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +126,8 @@ def mismatch(current: Plan, event: LoadRequested, *, asked: PlanRequest | None =
     context = request.context_tokens
     if context is not None:
         # Asked for 8000, the engine has 8192: compare what it would make of the request.
-        context = (
-            replace(sizes, context_tokens=context, parallel=request.parallel or current.parallel)
-            .shape(event.facts)
-            .context_tokens
-        )
+        asked_sizes = replace(sizes, context_tokens=context, parallel=request.parallel or current.parallel)
+        context = _engine_context(asked_sizes, event.facts)
     # Of no draft any length will do.
     draft_tokens = sizes.draft.tokens if sizes.draft else request.draft_tokens
     experts = request.cpu_experts
@@ -142,6 +175,13 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def _engine_context(sizes: Launch, facts: CheckpointFacts | UnruledModel) -> int:
+    """What the engine makes of a context; raises as :meth:`Launch.shape`."""
+    if isinstance(facts, UnruledModel):
+        return padded_context(sizes, sizes.context_tokens)
+    return sizes.shape(facts).context_tokens
+
+
 def _choice(asked: StrEnum | None, open_choice: StrEnum) -> StrEnum | None:
     return None if asked is open_choice else asked
 
@@ -162,6 +202,8 @@ def _scaling(current: Plan, event: LoadRequested) -> tuple[str | None, str]:
     request = event.request
     scaling, context = request.rope_scaling, request.context_tokens
     has = _scaling_text(current.rope)
+    if isinstance(event.facts, UnruledModel):
+        return scaling, has  # without a rule positions are never stretched
     if scaling is None or (scaling is RopeScaling.YARN and context is None):
         return None, has  # whatever the window is, it is what YaRN makes of it
     share = None if context is None else context // (request.parallel or 1)  # as the planner takes it
@@ -172,9 +214,11 @@ def _scaling_text(made: Stretch | None) -> str:
     return "none" if made is None else f"{made.scaling} to {made.window_tokens:,} tokens"
 
 
-def _layers_on_card(current: Plan, event: LoadRequested) -> int:
+def _layers_on_card(current: Plan, event: LoadRequested) -> int | str:
     """Layers on the card, the output counting as one."""
     if not current.on_card:
         return 0
     layers = current.launch.layers.layers_on_card
+    if isinstance(event.facts, UnruledModel):
+        return "all" if layers is None else layers
     return len(event.facts.layers) + 1 if layers is None else layers

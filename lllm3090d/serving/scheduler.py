@@ -1,133 +1,208 @@
 """The scheduler: events in, effects out. It decides; it touches nothing but its own state.
 
-Only the one writer calls it, so between reading its state and changing it nothing can happen. Every entry point
-admits through :meth:`Scheduler._admit`; every change of an instance's state goes through :meth:`Scheduler._move`.
+Only the one writer calls it, so between reading its state and changing it nothing can happen. Every load is decided by
+:meth:`Scheduler._decide`, whoever asks: it is admitted, or takes the place of idle models, or waits, or is refused.
+Those who wait are served in the order of their coming; what serves already needs no room and waits for nobody.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
-from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.engines.arguments import features
-from lllm3090d.engines.arguments import launch as engine_launch
-from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.planner import Plan, Planner, Room
-from lllm3090d.planning.reserves import Budget, Claims, budget
+from lllm3090d.errors import LlmError
+from lllm3090d.planning.planner import Planner
+from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving import refusals
+from lllm3090d.serving.admission import Rooms, rooms
+from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait, room_for
 from lllm3090d.serving.events import (
+    Activity,
     Admitted,
-    Announce,
     CancelDone,
     CancelRequested,
-    CheckTier,
+    CheckIdle,
     Effect,
     EngineReady,
     Event,
     Failed,
-    ForgetUnit,
+    IdleChecked,
     Joined,
+    KeepPin,
+    KeepReleased,
+    LeaseAsked,
+    LeaseGiven,
+    LeaseReturned,
     LoadDone,
     LoadRequested,
     LoadStalled,
+    LookAgain,
+    Looked,
     MemoryReleased,
     Observation,
+    PinDone,
+    PinRequested,
     PostMortemRead,
     Queued,
-    ReadPostMortem,
-    Resubmit,
+    ReleaseDone,
+    ReleaseRequested,
+    Restore,
+    ResumeDone,
+    ResumeRequested,
     StartFinished,
     StartUnit,
     StopFinished,
     StopUnit,
-    TellTier,
+    TakesMore,
+    TellEviction,
     TierChecked,
     UnitAdopted,
     UnitSeen,
     UnitVanished,
     UnloadDone,
     UnloadRequested,
-    WaitForMemory,
-    WatchLoading,
+    Verified,
+    YieldWanted,
 )
 from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
-from lllm3090d.serving.instance import (
-    ENDED,
-    ON_THE_WAY_DOWN,
-    ON_THE_WAY_UP,
-    SERVING,
-    TRANSITIONS,
-    InstanceState,
-)
-from lllm3090d.serving.ledger import Ledger
+from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
+from lllm3090d.serving.launching import launched
+from lllm3090d.serving.lives import Lives
 from lllm3090d.serving.policy import Policy
-from lllm3090d.serving.running import Instance
-from lllm3090d.serving.unit_spec import Record, memory_max_bytes, socket_path, unit_spec
+from lllm3090d.serving.running import Evicted, Instance, Releasing
+from lllm3090d.serving.unruled import OfferedPlan
+from lllm3090d.serving.waiting import Waiting
 
 S = InstanceState
+# How often those who wait are looked at while only time, or somebody outside, can help them.
+LOOK_INTERVAL_S = 1.0
 
 
-class Scheduler:
+class Scheduler(Lives):
     """State of everything that runs, and the decisions on it."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.ledger = Ledger()
-        self._instances: dict[str, Instance] = {}  # by model name
-        self._effects: list[Effect] = []
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(policy, clock)
+        self.released = False  # the card was given away until somebody resumes
+        self._waiting: list[Waiting] = []
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     @property
-    def instances(self) -> tuple[Instance, ...]:
-        """All instances, in order of their launch."""
-        return tuple(self._instances.values())
+    def pending(self) -> tuple[Waiting, ...]:
+        """Loads that wait for room, the next one first."""
+        return tuple(self._waiting)
 
-    def instance(self, name: str) -> Instance | None:
-        """The instance of a model."""
-        return self._instances.get(name)
+    def rooms(self, observation: Observation) -> Rooms:
+        """What each memory can give now. Raises LlmError CARD_UNREADABLE for a reading that cannot be true."""
+        return rooms(observation, self.ledger, self.policy.reserves)
 
-    def by_run(self, run: str) -> Instance | None:
-        """The instance of a run."""
-        return next((i for i in self._instances.values() if i.run == run), None)
+    def budgets(self, observation: Observation) -> dict[str, Budget]:
+        """What each card can give now, by UUID; without those in error."""
+        return dict(self.rooms(observation).cards)
 
-    def by_unit(self, unit: str) -> Instance | None:
-        """The instance of a unit."""
-        return next((i for i in self._instances.values() if i.unit == unit), None)
+    def host_budget(self, observation: Observation) -> Budget | None:
+        """What host memory can give beside the cards; None where it is the card."""
+        return self.rooms(observation).host
 
     def budget(self, observation: Observation) -> Budget:
-        """What the card can give now, line by line."""
-        claims = Claims(
-            charged_bytes=self.ledger.charged_bytes(),
-            still_to_come_bytes=self.ledger.still_to_come_bytes(observation.resident),
-            held_bytes=sum(observation.in_use.values()),
-            quarantined_bytes=self.ledger.quarantined_bytes(),
-        )
-        return budget(
-            observation.card, observation.reading, claims, observation.desktop_active, self.policy.reserves
+        """What the card with the most memory can give. Raises LlmError CARD_UNREADABLE."""
+        observation.main.read()
+        return self.budgets(observation)[observation.card.uuid]
+
+    def next_attention_s(self) -> float | None:
+        """When those who wait must be looked at again, on the clock; None where nobody waits."""
+        if not self._waiting:
+            return None
+        return min([self.clock() + LOOK_INTERVAL_S, *(each.deadline_s for each in self._waiting)])
+
+    def planner(self, event: LoadRequested, observation: Observation, room: Rooms | None = None) -> Planner:
+        """The question that a load puts to the planner, for all cards that it may be on.
+
+        Raises:
+            LlmError: INVALID_REQUEST for its arguments; CARD_UNREADABLE.
+        """
+        if isinstance(event.facts, UnruledModel):
+            raise ValueError(f"no planner plans {event.checkpoint.name}: no rule describes it")
+        extra = extra_of(event, self.policy.extra_arguments)
+        return Planner(
+            facts=event.facts,
+            request=asked_of(event, extra),
+            policy=extra.policy(self.policy.plan),
+            features=features(event.capabilities, observation.card, observation.host),
+            card_kind=observation.card.kind,
+            room=room_for(event, observation, room or self.rooms(observation)),
+            projector=event.projector,
+            drafter=event.drafter,
+            keeps_host_caches=extra.prompt_cache_mib is not None or extra.context_checkpoints is not None,
         )
 
-    # --- deciding -----------------------------------------------------------------------------------------------
+    def question(
+        self, event: LoadRequested, observation: Observation, room: Rooms | None = None
+    ) -> Planner | OfferedPlan:
+        """The same; of a model without a rule whether what it was offered fits. Raises as :meth:`planner`."""
+        if not isinstance(event.facts, UnruledModel):
+            return self.planner(event, observation, room)
+        given = room_for(event, observation, room or self.rooms(observation))
+        return OfferedPlan(event.offer, event.facts, observation.card.kind, given)
 
-    def handle(  # noqa: PLR0912  # one branch for each kind of event
-        self, event: Event, observation: Observation | None = None
-    ) -> list[Effect]:
+    def evictable(self, observation: Observation) -> frozenset[str]:
+        """Runs that may go for another model now."""
+        return frozenset(each.run for each in self._decider(observation).victims())
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, observation: Observation | None = None) -> list[Effect]:
         """Take one event, change the state, return what is to be done, in order.
 
         Args:
             event: what happened.
-            observation: the card at this moment; needed for a LoadRequested only.
+            observation: the cards at this moment; needed for LoadRequested and Looked only.
         """
         self._effects = []
-        match event:
-            case LoadRequested():
-                if observation is None:
-                    raise ValueError("a load is decided on a reading")
+        self._has_changed = False
+        if isinstance(event, LoadRequested | Looked):
+            if observation is None:
+                raise ValueError("loads are decided on a reading")
+            self._see_memory(observation)
+            if isinstance(event, LoadRequested):
                 self._on_load(event, observation)
+            else:
+                self._on_looked(event, observation)
+        else:
+            self._on_request(event)
+        if self._has_changed and self._waiting:
+            self._do(LookAgain())
+        return self._effects
+
+    def _on_request(self, event: Event) -> None:
+        match event:
             case UnloadRequested():
                 self._on_unload(event)
             case CancelRequested():
                 self._on_cancel(event)
+            case LeaseAsked():
+                self._on_lease_asked(event)
+            case LeaseReturned():
+                self._on_lease_returned(event)
+            case PinRequested():
+                self._on_pin(event)
+            case ReleaseRequested():
+                self._on_release(event)
+            case ResumeRequested():
+                self._on_resume(event)
+            case IdleChecked():
+                self._on_idle_checked(event)
+            case YieldWanted():
+                self._on_yield(event)
+            case _:
+                self._on_news(event)
+
+    def _on_news(self, event: Event) -> None:  # one branch for each kind of news
+        match event:
             case StartFinished():
                 self._on_start_finished(event)
             case UnitSeen():
@@ -136,6 +211,10 @@ class Scheduler:
                 self._on_unit_vanished(event)
             case EngineReady():
                 self._on_engine_ready(event)
+            case TakesMore():
+                self.ledger.saw(event.run, event.held)
+            case Verified():
+                self._on_verified(event)
             case LoadStalled():
                 self._on_load_stalled(event)
             case TierChecked():
@@ -148,109 +227,261 @@ class Scheduler:
                 self._on_memory_released(event)
             case UnitAdopted():
                 self._on_adopted(event)
-        return self._effects
+
+    # --- loads --------------------------------------------------------------------------------------------------
 
     def _on_load(self, event: LoadRequested, observation: Observation) -> None:
         """Decide a load.
 
-        1. The model serves or is on its way up: answer, or join, if it has what was asked for; else refuse.
-        2. It is on its way down: wait until it is gone, then decide again; one that does not stop is not waited for.
-        3. Otherwise admit it against the reading, or refuse with the arithmetic.
+        1. The card was given away: refuse.
+        2. The model serves or is on its way up: answer, or join, if it has what was asked for; else refuse.
+        3. It is on its way down: wait until it is gone, then decide again; one that does not stop is not waited for.
+        4. Others wait for room: wait behind them, unless it could never fit.
+        5. Otherwise decide it.
         """
-        current = self._instances.get(event.checkpoint.name)
-        if current is not None and current.state in SERVING | ON_THE_WAY_UP:
-            try:
-                missing = lacking(current.plan, current.record.arguments, event, asked=current.record.asked)
-            except LlmError as error:
-                self._do(Failed(event.token, error))
-                return
-            if missing is not None:
-                self._do(Failed(event.token, refusals.loaded_differently(current.name, missing)))
-            elif current.state in SERVING:
-                self._do(LoadDone(event.token, current.run))
+        if self.released:
+            self._do(Failed(event.token, refusals.card_released()))
+        elif not self._served_by_what_runs(event):
+            if self._waiting:
+                self._wait_in_line(event, observation)
             else:
-                current.waiters.append(event.token)
-                self._do(Joined(event.token, current.run))
-            return
-        if current is not None and current.state is S.STUCK:
+                self._waiting.append(self._entry(event, "room"))
+                self._advance(observation)
+
+    def _served_by_what_runs(self, event: LoadRequested) -> bool:
+        """Whether what runs of the model answers this load, for good or ill, without any room."""
+        current = self._instances.get(event.checkpoint.name)
+        if current is None or current.state in ENDED:
+            return False
+        if current.state in SERVING | ON_THE_WAY_UP:
+            self._join(current, event)
+        elif current.state is S.STUCK:
             # Its end may never come, so nobody waits for it.
             self._do(Failed(event.token, refusals.stuck(current.name, current.unit)))
-            return
-        if current is not None and current.state in ON_THE_WAY_DOWN:
+        elif current.state in ON_THE_WAY_DOWN:
             current.successors.append(event)
-            self._do(Queued(event.token, current.name))
-            return
-        self._admit(event, observation)
+            self._do(Queued(event.token, current.name, "its previous engine to end"))
+        return True
 
-    def _admit(self, event: LoadRequested, observation: Observation) -> None:
+    def _join(self, current: Instance, event: LoadRequested) -> None:
         try:
-            available = self.budget(observation)
-            extra = extra_of(event, self.policy.extra_arguments)
-            chosen = self._plan(event, observation, available)
-            socket = socket_path(self.policy.engine_sockets_dir, event.checkpoint.name, event.run)
-            launch = engine_launch(
-                event.build,
-                event.capabilities,
-                event.checkpoint.path,
-                chosen,
-                socket,
-                event.checkpoint.name,
-                projector_path=event.checkpoint.projector.path if event.checkpoint.projector else None,
-                drafter_path=_drafter_path(event, chosen),
-                extra=extra,
-                inherited=self.policy.inherited_environment,
-            )
+            missing = lacking(current.plan, current.record.arguments, event, asked=current.record.asked)
         except LlmError as error:
             self._do(Failed(event.token, error))
             return
-        record = Record.of(
-            run=event.run,
-            checkpoint=event.checkpoint,
-            plan=chosen,
-            socket=socket,
-            engine_version=event.capabilities.version,
-            engine_server=event.build.server,
-            arguments=extra.shown,
-            asked=wish_of(event),
+        if missing is not None:
+            self._do(Failed(event.token, refusals.loaded_differently(current.name, missing)))
+            return
+        if event.lease:
+            current.leases.add(event.token)
+        if event.pinned:
+            self._pin(current, pinned=True)
+        if current.state in SERVING:
+            self._used(current)
+            self._do(LoadDone(event.token, current.run))
+        else:
+            current.waiters.append(event.token)
+            self._do(Joined(event.token, current.run))
+
+    def _entry(self, event: LoadRequested, why: str) -> Waiting:
+        now = self.clock()
+        return Waiting(event, now, now + self.policy.queue_timeout_s, why)
+
+    def _wait_in_line(self, event: LoadRequested, observation: Observation) -> None:
+        """Behind those who came first; what could not fit even then is refused at once."""
+        decision = self._decider(observation).decide(event)
+        if isinstance(decision, Refuse):
+            self._do(Failed(event.token, decision.error))
+        elif not event.may_wait:
+            self._do(
+                Failed(event.token, refusals.no_room_now(event.checkpoint.name, "others wait for room"))
+            )
+        else:
+            first = self._waiting[0]
+            self._waiting.append(self._entry(event, f"its turn, after {first.name}"))
+            self._do(Queued(event.token, event.checkpoint.name, self._waiting[-1].why))
+
+    def _decider(self, observation: Observation) -> Decider:
+        return Decider(
+            observation=observation,
+            ledger=self.ledger,
+            policy=self.policy,
+            instances=self.instances,
+            now_s=self.clock(),
+            planner=lambda event, room: self.question(event, observation, room),
         )
-        spec = unit_spec(
-            record=record,
-            launch=launch,
-            memory_max=memory_max_bytes(chosen, observation.card.kind),
-            stop_timeout_s=self.policy.stop_timeout_s,
-            inherited=self.policy.inherited_environment,
+
+    # --- the queue ----------------------------------------------------------------------------------------------
+
+    def _on_looked(self, event: Looked, observation: Observation) -> None:
+        for run, seen in event.activity.items():
+            instance = self.by_run(run)
+            if instance is not None and instance.state in SERVING:
+                self._see_activity(instance, seen)
+        self._time_out()
+        self._advance(observation)
+
+    def _see_memory(self, observation: Observation) -> None:
+        """Charge what an engine is seen to hold, where that is more than it was promised."""
+        for state in observation.cards:
+            for run, held in state.resident.items():
+                self.ledger.saw(run, {state.card.uuid: held})
+
+    def _see_activity(self, instance: Instance, seen: Activity) -> None:
+        grown = None not in {seen.served_tokens, instance.served_tokens} and (
+            seen.served_tokens != instance.served_tokens
         )
-        self.ledger.hold(event.run, event.checkpoint.name, chosen.quote)
+        if seen.busy or grown or (instance.busy and seen.busy is False):
+            self._used(instance)
+        instance.busy = seen.busy
+        instance.served_tokens = seen.served_tokens
+        if instance.state in {S.READY, S.BUSY}:
+            state = S.BUSY if seen.busy else S.READY
+            if state is not instance.state:
+                self._move(instance, state, "requests in flight" if seen.busy else "idle")
+
+    def _used(self, instance: Instance) -> None:
+        instance.last_used_s = self.clock()
+
+    def _time_out(self) -> None:
+        now = self.clock()
+        for entry in [each for each in self._waiting if each.deadline_s <= now]:
+            self._leave(entry)
+            error = refusals.queue_timed_out(entry.name, entry.why, self.policy.queue_timeout_s)
+            self._do(Failed(entry.token, error))
+            self._restore(entry.evicted, f"{entry.name} did not come up")
+
+    def _leave(self, entry: Waiting) -> None:
+        self._waiting.remove(entry)
+        self._has_changed = True
+
+    def _advance(self, observation: Observation) -> None:
+        """Serve those who wait, in order, for as long as the first one can be served."""
+        while self._waiting:
+            head = self._waiting[0]
+            if self._served_by_what_runs(head.event):
+                self._waiting.remove(head)
+                self._restore(head.evicted, f"{head.name} was loaded otherwise")
+                continue
+            head.evicting = {run for run in head.evicting if self._is_on_its_way_down(run)}
+            if head.evicting or head.asked:
+                return
+            if not self._try_head(head, observation):
+                return
+
+    def _is_on_its_way_down(self, run: str) -> bool:
+        instance = self.by_run(run)
+        return instance is not None and instance.state in ON_THE_WAY_DOWN - {S.STUCK}
+
+    def _try_head(self, head: Waiting, observation: Observation) -> bool:
+        """Decide the first of those who wait; whether the next one may be tried."""
+        decision = self._decider(observation).decide(head.event)
+        match decision:
+            case Admit():
+                self._waiting.remove(head)
+                self._admit(head, decision, observation)
+                self._join_followers(head.name)
+                return True
+            case Refuse():
+                self._waiting.remove(head)
+                self._do(Failed(head.token, decision.error))
+                self._restore(head.evicted, f"{head.name} was refused")
+                return True
+            case Evict():
+                head.asked = decision.runs
+                self._tell_waiting(head, decision.why)
+                self._do(CheckIdle(head.token, decision.runs))
+            case Wait():
+                if not head.event.may_wait:
+                    self._waiting.remove(head)
+                    self._do(Failed(head.token, refusals.no_room_now(head.name, decision.why)))
+                    self._restore(head.evicted, f"{head.name} could not wait")
+                    return True
+                self._tell_waiting(head, decision.why)
+        return False
+
+    def _tell_waiting(self, head: Waiting, why: str) -> None:
+        if head.why != why:
+            head.why = why
+            self._do(Queued(head.token, head.name, why))
+
+    def _join_followers(self, name: str) -> None:
+        """Others who wait for a model that is coming up now need no room of their own."""
+        for entry in [each for each in self._waiting if each.name == name]:
+            if self._served_by_what_runs(entry.event):
+                self._waiting.remove(entry)
+
+    def _on_idle_checked(self, event: IdleChecked) -> None:
+        """Unload those that are to go, if all of them are idle still; else decide anew."""
+        head = next((each for each in self._waiting if each.token == event.token), None)
+        if head is None:
+            return
+        runs, head.asked = head.asked, ()
+        victims = [each for each in map(self.by_run, runs) if each is not None]
+        for victim in victims:
+            if victim.run in event.busy:
+                victim.busy = True
+                self._used(victim)
+        if all(self._may_go(victim, event.busy) for victim in victims):
+            for victim in victims:
+                self._evict(victim, head)
+        self._has_changed = True
+
+    def _may_go(self, victim: Instance, busy: frozenset[str]) -> bool:
+        """Nothing has happened since that speaks for it."""
+        return victim.state in SERVING and not victim.pinned and not victim.leases and victim.run not in busy
+
+    def _evict(self, victim: Instance, head: Waiting) -> None:
+        head.evicting.add(victim.run)
+        asked = victim.record.asked
+        if asked is not None:
+            head.evicted.append(Evicted(victim.name, asked, victim.record.arguments, victim.pinned))
+        self._go(victim, "load", f"makes room for {head.name}")
+
+    def _go(self, victim: Instance, cause: str, reason: str) -> None:
+        self._do(TellEviction(victim.name, victim.run, cause, reason))
+        self._stop(victim, reason, None)
+
+    def _restore(self, evicted: list[Evicted], reason: str) -> None:
+        for each in evicted:
+            self._do(Restore(each.name, each.request, each.arguments, each.pinned, reason))
+        evicted.clear()
+
+    def _after_the_end(self, instance: Instance) -> None:
+        if instance.failure is not None:
+            self._restore(instance.evicted, f"{instance.name} did not come up")
+
+    # --- admission ----------------------------------------------------------------------------------------------
+
+    def _admit(self, head: Waiting, decision: Admit, observation: Observation) -> None:
+        event = replace(head.event, request=decision.request)
+        try:
+            made = launched(event, decision, observation, self.policy, wish_of(head.event))
+        except LlmError as error:
+            self._do(Failed(event.token, error))
+            self._restore(head.evicted, f"{head.name} could not be launched")
+            return
+        self.ledger.hold(event.run, event.checkpoint.name, made.shares, self.clock())
         # A failed predecessor is only a memory of why it failed; it makes room for its successor here.
         self._instances.pop(event.checkpoint.name, None)
-        instance = Instance(record=record, plan=chosen, state=S.PLANNED, waiters=[event.token])
+        instance = Instance(
+            record=made.record,
+            plan=decision.plan,
+            state=S.PLANNED,
+            waiters=[event.token],
+            evicted=list(head.evicted),
+        )
+        if event.lease:
+            instance.leases.add(event.token)
         self._instances[instance.name] = instance
-        self._do(Admitted(event.token, event.run, event.facts, available, launch.argv))
+        self._do(Admitted(event.token, event.run, event.facts, decision.budget, made.argv))
+        if event.pinned:
+            self._pin(instance, pinned=True)
         self._move(instance, S.RESERVED, "admitted")
         self._move(instance, S.STARTING, "unit requested")
-        self._do(StartUnit(event.run, spec))
+        self._do(StartUnit(event.run, made.spec))
 
-    def planner(self, event: LoadRequested, observation: Observation, available: Budget) -> Planner:
-        """The question that a load puts to the planner. Raises LlmError INVALID_REQUEST for its arguments."""
-        extra = extra_of(event, self.policy.extra_arguments)
-        return Planner(
-            facts=event.facts,
-            request=asked_of(event, extra),
-            policy=extra.policy(self.policy.plan),
-            features=features(event.capabilities, observation.card, observation.host),
-            card_kind=observation.card.kind,
-            room=Room(available.grantable_bytes, observation.host_room_bytes),
-            projector=event.projector,
-            drafter=event.drafter,
-        )
-
-    def _plan(self, event: LoadRequested, observation: Observation, available: Budget) -> Plan:
-        try:
-            return self.planner(event, observation, available).plan()
-        except LlmError as error:
-            if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
-                raise
-            raise refusals.with_budget(error, available, observation.card.kind, self.ledger) from error
+    # --- requests about what runs -------------------------------------------------------------------------------
 
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)
@@ -270,6 +501,13 @@ class Scheduler:
             self._do(StopUnit(instance.run, instance.unit))  # nobody else would ask systemd again
 
     def _on_cancel(self, event: CancelRequested) -> None:
+        for entry in self._waiting:
+            if entry.token == event.load_token:
+                self._leave(entry)
+                self._do(Failed(event.load_token, refusals.cancelled(entry.name)))
+                self._restore(entry.evicted, f"the load of {entry.name} was cancelled")
+                self._do(CancelDone(event.token, event.load_token, stopped=True))
+                return
         for instance in self._instances.values():
             waiting = [s for s in instance.successors if s.token == event.load_token]
             if waiting:
@@ -279,226 +517,76 @@ class Scheduler:
                 return
             if event.load_token in instance.waiters:
                 instance.waiters.remove(event.load_token)
+                instance.leases.discard(event.load_token)
                 self._do(Failed(event.load_token, refusals.cancelled(instance.name)))
                 alone = not instance.waiters and instance.state in ON_THE_WAY_UP
                 if alone:
+                    self._restore(instance.evicted, f"the load of {instance.name} was cancelled")
                     self._stop(instance, "load cancelled", None)
                 self._do(CancelDone(event.token, event.load_token, stopped=alone))
                 return
         self._do(Failed(event.token, refusals.no_such_load(event.load_token)))
 
-    # --- the way up ---------------------------------------------------------------------------------------------
+    def _on_lease_asked(self, event: LeaseAsked) -> None:
+        instance = self._instances.get(event.name)
+        if instance is None or instance.state not in SERVING:
+            self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
+            return
+        instance.leases.add(event.lease)
+        self._used(instance)
+        self._do(LeaseGiven(event.token, instance.run))
 
-    def _on_start_finished(self, event: StartFinished) -> None:
-        instance = self.by_run(event.run)
-        if instance is None or instance.state is not S.STARTING:
-            return  # the unit's own signals were faster, or it is being stopped
-        if event.error is None:
-            self._move(instance, S.LOADING, "engine executed")
-            self._do(WatchLoading(instance.run))
+    def _on_lease_returned(self, event: LeaseReturned) -> None:
+        for instance in self._instances.values():
+            if event.lease in instance.leases:
+                instance.leases.discard(event.lease)
+                self._used(instance)
+                self._has_changed = True
+
+    def _on_pin(self, event: PinRequested) -> None:
+        instance = self._instances.get(event.name)
+        if instance is None or instance.state not in SERVING | ON_THE_WAY_UP:
+            self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
+            return
+        self._pin(instance, pinned=event.pinned)
+        self._do(PinDone(event.token, instance.run))
+
+    def _pin(self, instance: Instance, *, pinned: bool) -> None:
+        if instance.pinned is not pinned:
+            instance.pinned = pinned
+            self._has_changed = True
+            self._do(KeepPin(instance.run, pinned))
+
+    def _on_release(self, event: ReleaseRequested) -> None:
+        """Unload everything, whatever it does, and if so asked refuse what comes until somebody resumes."""
+        if event.until_resume and not self.released:
+            self.released = True
+            self._do(KeepReleased(released=True))
+        error = refusals.card_released() if event.until_resume else refusals.released_meanwhile()
+        for entry in tuple(self._waiting):
+            self._waiting.remove(entry)
+            self._do(Failed(entry.token, error))
+        for instance in self._instances.values():
+            self._cancel_successors(instance, error)
+            instance.evicted.clear()
+            if instance.state in SERVING | ON_THE_WAY_UP:
+                self._stop(instance, "the card was asked for", error)
+        going = [i for i in self._instances.values() if i.state in ON_THE_WAY_DOWN - {S.STUCK}]
+        if going:
+            names = tuple(instance.name for instance in going)
+            self._releases.append(Releasing(event.token, {i.run for i in going}, names))
         else:
-            self._end(instance, None, event.error)
+            self._do(ReleaseDone(event.token, (), 0))
 
-    def _on_unit_seen(self, status: UnitStatus) -> None:
-        instance = self.by_unit(status.name)
-        if instance is None or instance.state in ENDED:
-            return
-        renewed = bool(status.invocation_id) and instance.invocation_id not in {None, status.invocation_id}
-        instance.invocation_id = status.invocation_id or instance.invocation_id
-        instance.main_pid = status.main_pid or instance.main_pid
-        instance.control_group = status.control_group or instance.control_group
-        if status.is_failed or status.is_gone:
-            self._unit_ended(instance, status)
-        elif status.active_state == "deactivating" and instance.state in SERVING | ON_THE_WAY_UP:
-            self._interrupt(instance, refusals.stopped_by_somebody(instance.name))
-            self._move(instance, S.STOPPING, "systemd stops the unit")
-        elif status.active_state == "active" and instance.state is S.STARTING:
-            self._move(instance, S.LOADING, "engine executed")
-            self._do(WatchLoading(instance.run))
-        elif renewed and instance.state in {S.STOPPING, S.STUCK}:
-            # Somebody restarted it (systemctl restart). What is on its way down never serves again: without another
-            # stop it would run on, and be waited for, for ever.
-            self._do(StopUnit(instance.run, instance.unit))
+    def _on_resume(self, event: ResumeRequested) -> None:
+        was = self.released
+        if was:
+            self.released = False
+            self._do(KeepReleased(released=False))
+        self._do(ResumeDone(event.token, was))
 
-    def _on_engine_ready(self, event: EngineReady) -> None:
-        instance = self.by_run(event.run)
-        if instance is None or instance.state is not S.LOADING:
-            return
-        self.ledger.confirm(instance.run, event.measured_bytes)
-        self._move(instance, S.READY, "engine answers")
-        self._ask_for_tier(instance)
-        for token in instance.waiters:
-            self._do(LoadDone(token, instance.run))
-        instance.waiters.clear()
-
-    def _on_load_stalled(self, event: LoadStalled) -> None:
-        instance = self.by_run(event.run)
-        if instance is None or instance.state is not S.LOADING:
-            return
-        instance.failure = event.error
-        self._stop(instance, "no progress", event.error)
-
-    def _ask_for_tier(self, instance: Instance) -> None:
-        """Also of an adopted model: the daemon may have been killed before it had looked."""
-        if instance.plan.tier is not None:
-            self._do(CheckTier(instance.run))
-
-    def _on_tier_checked(self, event: TierChecked) -> None:
-        instance = self.by_run(event.run)
-        if instance is not None:
-            instance.tier_in_force = event.in_force
-            self._do(TellTier(instance.name, instance.run, event.in_force, event.reason))
-
-    def _on_adopted(self, event: UnitAdopted) -> None:
-        record = event.record
-        if record.name in self._instances:
-            return
-        status = event.status
-        instance = Instance(
-            record=record,
-            plan=record.plan(),
-            state=S.STARTING,
-            adopted=True,
-            invocation_id=status.invocation_id or None,
-            main_pid=status.main_pid or None,
-            control_group=status.control_group or None,
-        )
-        self._instances[record.name] = instance
-        self.ledger.hold(record.run, record.name, instance.plan.quote)
-        if status.is_failed or status.is_gone:
-            self._unit_ended(instance, status)
-        elif status.active_state == "deactivating":
-            self._move(instance, S.STOPPING, "found stopping")
-        elif status.active_state == "active" and event.healthy:
-            self.ledger.confirm(record.run, event.measured_bytes)
-            self._move(instance, S.READY, "found running")
-            self._ask_for_tier(instance)
-        elif status.active_state == "active":
-            self._move(instance, S.LOADING, "found loading")
-            self._do(WatchLoading(instance.run))
-
-    # --- the way down -------------------------------------------------------------------------------------------
-
-    def _stop(self, instance: Instance, reason: str, waiters_are_told: LlmError | None) -> None:
-        if waiters_are_told is not None:
-            self._interrupt(instance, waiters_are_told)
-        self._move(instance, S.STOPPING, reason)
-        self._do(StopUnit(instance.run, instance.unit))
-
-    def _interrupt(self, instance: Instance, error: LlmError) -> None:
-        for token in instance.waiters:
-            self._do(Failed(token, error))
-        instance.waiters.clear()
-
-    def _on_stop_finished(self, event: StopFinished) -> None:
-        instance = self.by_run(event.run)
-        if instance is None or instance.state not in {S.STOPPING, S.STUCK}:
-            return
-        if event.error is None:
-            self._end(instance, None, None)
-            return
-        if instance.state is not S.STUCK:
-            self._move(instance, S.STUCK, "did not stop")
-        for token in (*instance.unloaders, *(successor.token for successor in instance.successors)):
-            self._do(Failed(token, event.error))
-        instance.unloaders.clear()
-        instance.successors.clear()
-
-    def _on_unit_vanished(self, event: UnitVanished) -> None:
-        instance = self.by_unit(event.unit)
-        if instance is not None and instance.state not in ENDED | {S.RELEASING}:
-            self._unit_ended(instance, event.last)
-
-    def _unit_ended(self, instance: Instance, status: UnitStatus | None) -> None:
-        """The unit is dead: by request, by somebody else's, or by itself."""
-        if instance.state is S.RELEASING:
-            return
-        asked_for = instance.state in {S.STOPPING, S.STUCK}
-        # A serving engine that ends with success was told to by somebody (systemctl stop); one that loads was not.
-        ended_well = status is None or status.result == "success"
-        if asked_for or (ended_well and instance.state in SERVING):
-            self._end(instance, status, None)
-        else:
-            self._end(instance, status, None, post_mortem=True)
-
-    def _end(
-        self,
-        instance: Instance,
-        status: UnitStatus | None,
-        error: LlmError | None,
-        *,
-        post_mortem: bool = False,
-    ) -> None:
-        """Nothing of the unit runs any more: give its memory back and find out why it ended."""
-        instance.failure = error or instance.failure
-        self._move(instance, S.RELEASING, "unit ended")
-        self.ledger.releasing(instance.run)
-        instance.memory_pending = True
-        self._do(WaitForMemory(instance.run))
-        if post_mortem:
-            instance.post_mortem_pending = True
-            self._do(ReadPostMortem(instance.run, instance.unit, status))
-
-    def _on_post_mortem(self, event: PostMortemRead) -> None:
-        instance = self.by_run(event.run)
-        if instance is None or not instance.post_mortem_pending:
-            return
-        instance.post_mortem_pending = False
-        instance.failure = event.error
-        self._settle(instance)
-
-    def _on_memory_released(self, event: MemoryReleased) -> None:
-        reservation = self.ledger.get(event.run)
-        if reservation is None:
-            return
-        instance = self.by_run(event.run)
-        if event.missing_bytes > 0:
-            self.ledger.quarantine(event.run, event.missing_bytes)
-        else:
-            self.ledger.release(event.run)
-        if instance is not None and instance.memory_pending:
-            instance.memory_pending = False
-            instance.released_bytes = reservation.charged_bytes - event.missing_bytes
-            self._settle(instance)
-
-    def _settle(self, instance: Instance) -> None:
-        """The end of an instance, once its memory is back and the reason of its end is known."""
-        if instance.memory_pending or instance.post_mortem_pending:
-            return
-        self._do(ForgetUnit(instance.run, instance.unit, instance.record.socket))
-        if instance.failure is not None:
-            self._move(instance, S.FAILED, instance.failure.message)
-            self._interrupt(instance, instance.failure)
-        else:
-            self._move(instance, S.GONE, "nothing is left")
-            self._interrupt(instance, refusals.stopped_by_somebody(instance.name))
-            del self._instances[instance.name]
-        for token in instance.unloaders:
-            self._do(UnloadDone(token, instance.name, instance.run, instance.released_bytes))
-        if instance.unloaders:
-            self._instances.pop(instance.name, None)
-        instance.unloaders.clear()
-        successors, instance.successors = instance.successors, []
-        for successor in successors:
-            self._do(Resubmit(successor))
-
-    def _cancel_successors(self, instance: Instance) -> None:
-        for successor in instance.successors:
-            self._do(Failed(successor.token, refusals.unloaded_while_loading(instance.name)))
-        instance.successors.clear()
-
-    # --- the choke points ---------------------------------------------------------------------------------------
-
-    def _move(self, instance: Instance, state: InstanceState, reason: str) -> None:
-        if state not in TRANSITIONS[instance.state]:
-            raise ValueError(f"{instance.name}: {instance.state} cannot become {state}")
-        previous, instance.state = instance.state, state
-        self._do(Announce(instance.name, instance.run, previous, state, reason))
-
-    def _do(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-
-def _drafter_path(event: LoadRequested, chosen: Plan) -> Path | None:
-    drafter = event.checkpoint.drafter
-    return drafter.path if drafter is not None and chosen.launch.drafter is not None else None
+    def _on_yield(self, event: YieldWanted) -> None:
+        for run in event.runs:
+            instance = self.by_run(run)
+            if instance is not None and not instance.busy and self._may_go(instance, frozenset()):
+                self._go(instance, "pressure", event.reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,6 +27,8 @@ from lllm3090d.planning.quote import MIB, Evidence, LineItem, Place, Quote
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.planning.stretch import Stretch
 from lllm3090d.planning.tier import Tier
+from lllm3090d.serving.ledger import Share
+from lllm3090d.serving.observation import HOST
 
 if TYPE_CHECKING:  # the table of signatures needs GLib; what is said here does not
     from lllm3090d.bus.properties import PropertyValue
@@ -63,6 +65,14 @@ class RecordItem(BaseModel):
     formula: str
 
 
+class ShareRecord(BaseModel):
+    """What a launch takes of one memory."""
+
+    model_config = ConfigDict(frozen=True)
+    where: str = Field(min_length=1, max_length=200)
+    items: tuple[RecordItem, ...]
+
+
 class LaunchRecord(BaseModel):
     """The part of a launch that the first records did not have; the defaults are what they stood for."""
 
@@ -82,10 +92,13 @@ class LaunchRecord(BaseModel):
     tier: Tier | None = None
     notes: tuple[str, ...] = ()
     asked: PlanRequest | None = None  # by the load alone; None in records of older releases
+    shares: tuple[
+        ShareRecord, ...
+    ] = ()  # of each memory; empty in records of older releases: all on one card
 
     @classmethod
-    def of(cls, plan: Plan, asked: PlanRequest | None = None) -> LaunchRecord:
-        """Of a plan, and of what the load asked for."""
+    def of(cls, plan: Plan, asked: PlanRequest | None = None, shares: Sequence[Share] = ()) -> LaunchRecord:
+        """Of a plan, of what the load asked for, and of what it takes of each memory."""
         sizes = plan.launch
         return cls(
             unified=sizes.unified,
@@ -103,6 +116,7 @@ class LaunchRecord(BaseModel):
             tier=plan.tier,
             notes=plan.notes,
             asked=asked,
+            shares=tuple(ShareRecord(where=each.where, items=_recorded(each.items)) for each in shares),
         )
 
 
@@ -146,6 +160,7 @@ class Record(BaseModel):
         engine_server: Path | None = None,
         arguments: tuple[str, ...] = (),
         asked: PlanRequest | None = None,
+        shares: Sequence[Share] = (),
     ) -> Record:
         """The record of a launch."""
         return cls(
@@ -166,13 +181,10 @@ class Record(BaseModel):
             context_checkpoints=plan.launch.context_checkpoints,
             prompt_cache_mib=plan.launch.prompt_cache_mib,
             capped_by=plan.capped_by,
-            items=tuple(
-                RecordItem(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
-                for i in plan.quote.items
-            ),
+            items=_recorded(plan.quote.items),
             engine_version=engine_version,
             engine_server=str(engine_server) if engine_server else None,
-            launch=LaunchRecord.of(plan, asked),
+            launch=LaunchRecord.of(plan, asked, shares),
             arguments=arguments,
         )
 
@@ -212,14 +224,37 @@ class Record(BaseModel):
             window_tokens=self.window_tokens,
             on_card=self.on_card,
             capped_by=self.capped_by,
-            quote=Quote(
-                tuple(LineItem(i.name, i.place, i.bytes, i.evidence, i.formula) for i in self.items)
-            ),
+            quote=Quote(_items(self.items)),
             with_projector=more.with_projector,
             rope=more.rope,
             tier=more.tier,
             notes=more.notes,
         )
+
+    def shares(self, card: str) -> tuple[Share, ...]:
+        """What it was promised of each memory.
+
+        Args:
+            card: UUID of the card that records of older releases mean; the host's name where that is the card.
+        """
+        told = self.launch.shares if self.launch is not None else ()
+        if told:
+            return tuple(Share(each.where, _items(each.items)) for each in told)
+        items = _items(self.items)
+        on_card = Share(card, tuple(item for item in items if item.place is Place.CARD))
+        beside = tuple(item for item in items if item.place is Place.HOST)
+        return (on_card, Share(HOST, beside)) if beside and card != HOST else (on_card,)
+
+
+def _recorded(items: Iterable[LineItem]) -> tuple[RecordItem, ...]:
+    return tuple(
+        RecordItem(name=i.name, place=i.place, bytes=i.bytes, evidence=i.evidence, formula=i.formula)
+        for i in items
+    )
+
+
+def _items(recorded: Iterable[RecordItem]) -> tuple[LineItem, ...]:
+    return tuple(LineItem(i.name, i.place, i.bytes, i.evidence, i.formula) for i in recorded)
 
 
 def read_record(environment: Iterable[str]) -> Record | None:

@@ -1,15 +1,18 @@
-"""Models that are sound and that this version cannot plan: what they are, why not, and what to do instead. Pure."""
+"""What a checkpoint can be planned by: rules, the engine's dry run alone, or nothing; then why not, and what to do."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.unruled import UnruledModel, generates_text, without_formula
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.planning.costs import unpriced
+from lllm3090d.planning.costs import state_bytes_per_slot, unpriced
 
 _IS = {
     Kind.EMBEDDING: "an embedding model, which turns text into vectors",
@@ -19,8 +22,58 @@ _IS = {
 _SWITCH = {Kind.EMBEDDING: "--embeddings ", Kind.RERANK: "--reranking "}
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known of a checkpoint.
+
+    Attributes:
+        facts: None where there is no rule for its architecture.
+        unruled: set where the engine's dry run alone prices it.
+        problem: why it cannot be planned at all; None where it can.
+    """
+
+    facts: CheckpointFacts | None
+    unruled: UnruledModel | None = None
+    problem: LlmError | None = None
+
+
+def described(
+    shards: Sequence[Path],
+    kind: Kind,
+    title: str,
+    facts_of: Callable[[Sequence[Path]], CheckpointFacts],
+    unruled_of: Callable[[Sequence[Path], str], UnruledModel],
+) -> Described:
+    """Find out by what a checkpoint can be planned; blocks for the readers.
+
+    Args:
+        shards: its files.
+        kind: what it is good for.
+        title: what a person calls it.
+        facts_of, unruled_of: read what a rule tells, and what the header tells without one.
+
+    Raises:
+        LlmError: as the readers; UNSUPPORTED_ARCHITECTURE only as a problem.
+    """
+    try:
+        facts = facts_of(shards)
+    except LlmError as error:
+        architecture = error.details.get("architecture")
+        if error.code is not ErrorCode.UNSUPPORTED_ARCHITECTURE:
+            raise
+        if kind is not Kind.MODEL or not generates_text(str(architecture)):
+            return Described(None, problem=error)
+        return Described(None, unruled_of(shards, title))
+    problem = unplanned(shards[0], kind, facts)
+    if problem is None or problem.code is not ErrorCode.UNSUPPORTED_ARCHITECTURE:
+        return Described(facts, problem=problem)
+    if kind is not Kind.MODEL or not facts.keeps_context:
+        return Described(facts, problem=problem)
+    return Described(facts, without_formula(facts, title, state_bytes_per_slot(facts)))
+
+
 def unplanned(path: Path, kind: Kind, facts: CheckpointFacts) -> LlmError | None:
-    """Why no plan can be made for this model, whatever is asked; None where one can.
+    """Why no rule here plans this model, whatever is asked; None where one does.
 
     Args:
         path: its first file, for the command that runs it by hand.

@@ -9,14 +9,19 @@ from pathlib import Path
 from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.costs import ContextCost, context_cost, state_bytes_per_slot
 from lllm3090d.planning.reserves import Budget
-from lllm3090d.serving.ledger import Ledger
+from lllm3090d.serving.instance import SERVING
+from lllm3090d.serving.ledger import Ledger, Reservation
+from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Instance
-from lllm3090d.wire import CardView, InstanceView, ModelView
+from lllm3090d.serving.waiting import Waiting
+from lllm3090d.wire import CardView, InstanceView, ModelView, PendingView
+from lllm3090d.wire_cards import ReservationView
 
 
 def path_text(path: Path) -> str:
@@ -24,9 +29,19 @@ def path_text(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceView:
-    """An instance as clients see it."""
-    reservation = ledger.get(instance.run)
+def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) -> InstanceView:
+    """An instance as clients see it.
+
+    Args:
+        instance: the instance.
+        ledger: what it was promised.
+        since: time of its last change of state.
+        now_s: on the scheduler's clock.
+    """
+    shares = ledger.of(instance.run)
+    # Beside a card, what is kept in host memory is told by itself.
+    main = [each for each in shares if each.where != HOST] or list(shares)
+    measured = [each.measured_bytes for each in main if each.measured_bytes is not None]
     return InstanceView(
         name=instance.name,
         run=instance.run,
@@ -42,8 +57,13 @@ def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceVie
         window_tokens=instance.plan.window_tokens,
         cache_type_k=instance.plan.cache_type_k,
         cache_type_v=instance.plan.cache_type_v,
-        reserved_bytes=reservation.reserved_bytes if reservation else 0,
-        measured_bytes=reservation.measured_bytes if reservation else None,
+        reserved_bytes=sum(each.reserved_bytes for each in main),
+        measured_bytes=sum(measured) if measured else None,
+        reservations=tuple(_reservation_view(each, instance, now_s) for each in shares),
+        pinned=instance.pinned,
+        leases=len(instance.leases),
+        busy=instance.busy,
+        idle_s=_idle_s(instance, now_s),
         engine_version=instance.record.engine_version,
         adopted=instance.adopted,
         tier_in_force=instance.tier_in_force,
@@ -51,10 +71,43 @@ def instance_view(instance: Instance, ledger: Ledger, since: str) -> InstanceVie
     )
 
 
+def pending_view(waiting: Waiting, now_s: float) -> PendingView:
+    """A load that waits for room as clients see it."""
+    return PendingView(
+        name=waiting.name,
+        token=waiting.token,
+        why=waiting.why,
+        waiting_s=round(max(0.0, now_s - waiting.since_s), 3),
+        remaining_s=round(max(0.0, waiting.deadline_s - now_s), 3),
+    )
+
+
+def _reservation_view(share: Reservation, instance: Instance, now_s: float) -> ReservationView:
+    return ReservationView(
+        model=share.name,
+        run=share.run,
+        where=share.where,
+        state=share.state,
+        instance_state=instance.state,
+        age_s=round(max(0.0, now_s - share.since_s), 3),
+        reserved_bytes=share.reserved_bytes,
+        measured_bytes=share.measured_bytes,
+        charged_bytes=share.charged_bytes,
+    )
+
+
+def _idle_s(instance: Instance, now_s: float) -> float | None:
+    """Since it was last seen in use; of one that never was, since it was ready."""
+    since_s = instance.ready_since_s if instance.last_used_s is None else instance.last_used_s
+    if instance.state not in SERVING or instance.busy or instance.leases or since_s is None:
+        return None
+    return round(max(0.0, now_s - since_s), 3)
+
+
 def model_view(
     checkpoint: Checkpoint,
     aliases: Mapping[str, str],
-    facts: CheckpointFacts | None,
+    facts: CheckpointFacts | UnruledModel | None,
     problem: LlmError | None,
     instance: Instance | None,
     *,
@@ -62,13 +115,13 @@ def model_view(
     cache_type: CacheType = CacheType.Q8_0,
 ) -> ModelView:
     """A checkpoint as clients see it; ``cache_type`` is what the price of a token is told for."""
-    cost = None
-    if facts is not None and facts.keeps_context:
+    cost, ruled = None, facts if isinstance(facts, CheckpointFacts) else None
+    if ruled is not None and ruled.keeps_context:
         # Where the engine refuses that type for this model, a plan has f16 instead, and so has its price here.
-        cost = _cost(facts, cache_type)
+        cost = _cost(ruled, cache_type)
         if cost is None:
             cache_type = CacheType.F16
-            cost = _cost(facts, cache_type)
+            cost = _cost(ruled, cache_type)
     return ModelView(
         name=checkpoint.name,
         aliases=tuple(sorted(alias for alias, name in aliases.items() if name == checkpoint.name)),
@@ -85,8 +138,8 @@ def model_view(
         cache_type=cache_type if cost else None,
         kv_bytes_per_token=cost.bytes_per_token if cost else None,
         window_bytes_per_token=cost.window_bytes_per_token if cost else None,
-        sliding_window_tokens=facts.sliding_window_tokens if facts else None,
-        state_bytes_per_slot=state_bytes_per_slot(facts) if facts else None,
+        sliding_window_tokens=ruled.sliding_window_tokens if ruled else None,
+        state_bytes_per_slot=state_bytes_per_slot(ruled) if ruled else None,
         projector=path_text(checkpoint.projector.path) if checkpoint.projector else None,
         drafter=path_text(checkpoint.drafter.path) if checkpoint.drafter else None,
     )

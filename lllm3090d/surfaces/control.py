@@ -28,12 +28,13 @@ from lllm3090d.serving.history import time_text
 from lllm3090d.serving.inspection import inspect
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.listings import Listings
-from lllm3090d.serving.plan_requests import plan_request
+from lllm3090d.serving.plan_requests import load_wish
 from lllm3090d.serving.plan_views import plan_view
 from lllm3090d.serving.previews import Previews
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import identifier
-from lllm3090d.serving.views import card_view, instance_view, path_text
+from lllm3090d.serving.views import card_view, instance_view, path_text, pending_view
+from lllm3090d.surfaces.memory_api import MemoryApi
 from lllm3090d.surfaces.openapi import document
 from lllm3090d.version import VERSION
 from lllm3090d.wire import (
@@ -49,7 +50,14 @@ from lllm3090d.wire import (
     LoadLine,
     LoadLineKind,
     LogLine,
+    PendingView,
+    PinBody,
+    Pinned,
     PlanBody,
+    ReleaseBody,
+    Released,
+    ResumeBody,
+    Resumed,
     RunningEngineView,
     SelectEngineBody,
     Status,
@@ -212,6 +220,7 @@ class ControlApi:
         self.daemon = daemon
         self.previews = Previews(daemon)
         self.listings = Listings(daemon)
+        self.memory = MemoryApi(daemon)
         self.systemd_version = systemd_version
 
     def application(self) -> web.Application:
@@ -233,7 +242,11 @@ class ControlApi:
                 web.post("/v1/plan", self.plan),
                 web.post("/v1/load", self.load),
                 web.post("/v1/unload", self.unload),
+                web.post("/v1/release", self.release),
+                web.post("/v1/resume", self.resume),
+                web.post("/v1/models/{name:.+}/pin", self.pin),
                 web.post("/v1/cancel", self.cancel),
+                *self.memory.routes(),
             ]
         )
         return app
@@ -251,12 +264,11 @@ class ControlApi:
     async def status(self, _: web.Request) -> web.Response:
         """``GET /v1/status``: never fails as a whole; what cannot be read is a problem inside."""
         daemon = self.daemon
-        reading = budget = card_problem = None
         await daemon.look_for_desktop()
+        observation, budget = daemon.observe(), None
+        card, card_problem = observation.card, observation.main.error
         try:
-            observation = daemon.observe()
-            reading = observation.reading
-            budget = daemon.scheduler.budget(observation)
+            budget = daemon.scheduler.budgets(observation).get(card.uuid)
         except LlmError as error:
             card_problem = error
         engine = await asyncio.to_thread(self._engine, tuple(daemon.scheduler.instances))
@@ -269,10 +281,10 @@ class ControlApi:
                 started=daemon.started,
                 systemd_version=self.systemd_version,
                 card=card_view(
-                    daemon.reader.card,
-                    reading,
+                    card,
+                    observation.main.reading,
                     budget,
-                    daemon.scheduler.ledger.charged_bytes(),
+                    daemon.scheduler.ledger.charged_bytes(card.uuid),
                     card_problem,
                 ),
                 engine=engine.view,
@@ -285,6 +297,8 @@ class ControlApi:
                 models_dir=path_text(daemon.settings.models_dir),
                 config_file=path_text(daemon.config_file),
                 instances=self._instance_views(),
+                pending=self._pending_views(),
+                released=daemon.scheduler.released,
             )
         )
 
@@ -342,14 +356,19 @@ class ControlApi:
 
     async def instances(self, _: web.Request) -> web.Response:
         """``GET /v1/instances``."""
-        return _json(Instances(instances=self._instance_views()))
+        return _json(Instances(instances=self._instance_views(), pending=self._pending_views()))
+
+    def _pending_views(self) -> tuple[PendingView, ...]:
+        scheduler = self.daemon.scheduler
+        return tuple(pending_view(each, scheduler.clock()) for each in scheduler.pending)
 
     def _instance_views(self) -> tuple[InstanceView, ...]:
         return tuple(self._instance_view(instance) for instance in self.daemon.scheduler.instances)
 
     def _instance_view(self, instance: Instance) -> InstanceView:
         since = self.daemon.since.get(instance.run, self.daemon.started)
-        return instance_view(instance, self.daemon.scheduler.ledger, since)
+        scheduler = self.daemon.scheduler
+        return instance_view(instance, scheduler.ledger, since, scheduler.clock())
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/instances/{name}/logs?lines=&follow=``: NDJSON."""
@@ -377,9 +396,7 @@ class ControlApi:
         """``POST /v1/load``: NDJSON until ready or failed; a refusal before that is a problem document."""
         body = await _body(request, LoadBody)
         began = time.monotonic()
-        asked = asyncio.create_task(
-            self.daemon.load(body.model, plan_request(body), body.token, body.arguments)
-        )
+        asked = asyncio.create_task(self.daemon.load(body.model, load_wish(body), body.token))
         try:
             # A client that leaves ends this handler, not the load.
             token, answers = await asyncio.shield(asked)
@@ -409,7 +426,11 @@ class ControlApi:
                     yield self._line(LoadLineKind.JOINED, elapsed, token, run)
                 case Queued():
                     yield LoadLine(
-                        kind=LoadLineKind.STATE, elapsed_s=elapsed, token=token, state=InstanceState.QUEUED
+                        kind=LoadLineKind.STATE,
+                        elapsed_s=elapsed,
+                        token=token,
+                        state=InstanceState.QUEUED,
+                        why=answer.why or None,
                     )
                 case Moved(state=state):
                     yield LoadLine(kind=LoadLineKind.STATE, elapsed_s=elapsed, token=token, state=state)
@@ -434,7 +455,7 @@ class ControlApi:
         instance = self.daemon.scheduler.by_run(answer.run)
         if instance is None:  # it has ended before this line was written
             return line
-        checkpoint, kind = instance.record.checkpoint(), self.daemon.reader.card.kind
+        checkpoint, kind = instance.record.checkpoint(), self.daemon.card.kind
         plan = plan_view(
             checkpoint, answer.facts, instance.plan, answer.budget, argv=answer.argv, card_kind=kind
         )
@@ -463,6 +484,31 @@ class ControlApi:
                 elapsed_s=round(time.monotonic() - began, 4),
             )
         )
+
+    async def release(self, request: web.Request) -> web.Response:
+        """``POST /v1/release``: unload everything, answers when the memory is back."""
+        body = await _body(request, ReleaseBody)
+        began = time.monotonic()
+        done = await self.daemon.release(until_resume=body.until_resume)
+        return _json(
+            Released(
+                names=done.names,
+                released_bytes=done.released_bytes,
+                until_resume=body.until_resume,
+                elapsed_s=round(time.monotonic() - began, 4),
+            )
+        )
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """``POST /v1/resume``: loads are welcome again."""
+        await _body(request, ResumeBody)
+        return _json(Resumed(was_released=await self.daemon.resume()))
+
+    async def pin(self, request: web.Request) -> web.Response:
+        """``POST /v1/models/{name}/pin``: whether a loaded model may go to make room."""
+        body = await _body(request, PinBody)
+        instance = await self.daemon.pin(request.match_info["name"], pinned=body.pinned)
+        return _json(Pinned(name=instance.name, run=instance.run, pinned=body.pinned))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """``POST /v1/cancel``: withdraw a load by its token."""

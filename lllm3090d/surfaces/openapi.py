@@ -19,6 +19,22 @@ PROBLEM = {"$ref": "#/components/schemas/Problem"}
 ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str], ...] = (
     ("get", "/v1/version", "Version of the daemon and of this API", None, wire.Version, JSON),
     ("get", "/v1/status", "The daemon, the card, the engine and what runs", None, wire.Status, JSON),
+    (
+        "get",
+        "/v1/gpus",
+        "Cards and host memory: who holds what, and what can be given",
+        None,
+        wire.Gpus,
+        JSON,
+    ),
+    (
+        "get",
+        "/v1/models/{name}/explain",
+        "The price of a loaded model, what its engine says, and what was measured",
+        None,
+        wire.ExplainView,
+        JSON,
+    ),
     ("get", "/v1/models", "Checkpoints on disk, and on request the catalogue", None, wire.Models, JSON),
     ("get", "/v1/instances", "What runs", None, wire.Instances, JSON),
     ("get", "/v1/instances/{name}/logs", "Lines of an engine's log", None, wire.LogLine, NDJSON),
@@ -44,6 +60,23 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
     ),
     ("post", "/v1/load", "Load a model; streams until it is ready", wire.LoadBody, wire.LoadLine, NDJSON),
     ("post", "/v1/unload", "Unload; answers when its memory is back", wire.UnloadBody, wire.Unloaded, JSON),
+    (
+        "post",
+        "/v1/release",
+        "Unload everything; answers when the memory is back",
+        wire.ReleaseBody,
+        wire.Released,
+        JSON,
+    ),
+    ("post", "/v1/resume", "Take loads again after a release", wire.ResumeBody, wire.Resumed, JSON),
+    (
+        "post",
+        "/v1/models/{name}/pin",
+        "Keep a loaded model from being unloaded to make room, or no longer",
+        wire.PinBody,
+        wire.Pinned,
+        JSON,
+    ),
     ("post", "/v1/cancel", "Withdraw a load by its token", wire.CancelBody, wire.Cancelled, JSON),
 )
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
@@ -54,6 +87,12 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},
         {"name": "lines", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 100}},
         {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
+    ],
+    "/v1/models/{name}/explain": [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ],
+    "/v1/models/{name}/pin": [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     ],
     "/v1/engines/{name}": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
     "/v1/events": [

@@ -63,7 +63,8 @@ class Seen:
 
 
 ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
-    ("GET", r"/v1/(version|status|models|instances)"): None,
+    ("GET", r"/v1/(version|status|models|instances|gpus)"): None,
+    ("GET", r"/v1/models/[^/]+/explain"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
     ("GET", r"/v1/events"): None,
     ("GET", r"/v1/engines(/[^/]+)?"): None,
@@ -72,6 +73,9 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", r"/v1/plan"): wire.PlanBody,
     ("POST", r"/v1/load"): wire.LoadBody,
     ("POST", r"/v1/unload"): wire.UnloadBody,
+    ("POST", r"/v1/release"): wire.ReleaseBody,
+    ("POST", r"/v1/resume"): wire.ResumeBody,
+    ("POST", r"/v1/models/[^/]+/pin"): wire.PinBody,
     ("POST", r"/v1/cancel"): wire.CancelBody,
 }
 QUERIES = {"/logs": {"lines", "follow"}, "/v1/events": {"since", "follow"}}

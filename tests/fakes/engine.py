@@ -40,6 +40,7 @@ class Behaviour:
         load_s: seconds from start to ready.
         steps: pieces in which memory is claimed while loading.
         vram_mib: MiB claimed on the fake card of ``nvml_state``; out of memory when the card has less free.
+        prompt_vram_mib: MiB claimed on the fake card with the first completion, as real buffers for prompts are.
         host_mib: MiB of host memory really allocated.
         nvml_state: state file of the fake card; default FAKE_NVML_STATE.
         crash_during_load: ``{"exit": 1}`` or ``{"signal": "SIGSEGV"}`` (not SIGTERM or SIGINT), and
@@ -59,6 +60,7 @@ class Behaviour:
     load_s: float = 0.0
     steps: int = 4
     vram_mib: int = 0
+    prompt_vram_mib: int = 0
     host_mib: int = 0
     nvml_state: str | None = None
     crash_during_load: dict[str, Any] | None = None
@@ -273,9 +275,12 @@ class Engine:
         self.behaviour = behaviour
         self.ready = threading.Event()
         self.sent_tokens = 0
+        self.prompt_tokens = 0
+        self.metrics_seen_tokens = 0  # of both kinds, when /metrics was asked last
         self.busy_slots = 0
         self.lock = threading.Lock()
         self._ballast: list[bytearray] = []
+        self._prompted = False
         state = behaviour.nvml_state or os.environ.get("FAKE_NVML_STATE")
         self._state = Path(state) if state else None
 
@@ -318,9 +323,21 @@ class Engine:
             self._ballast.append(bytearray(os.urandom(4096)) * (share // 4096))
         if self._state is None or self.behaviour.vram_mib == 0:
             return
-        wanted = self.behaviour.vram_mib * MIB * step // steps
+        self._hold(self._state, self.behaviour.vram_mib * MIB * step // steps)
+
+    def claim_for_prompts(self) -> None:
+        """Claim what comes with the first completion; afterwards nothing."""
+        with self.lock:
+            first, self._prompted = not self._prompted, True
+        if first and self._state is not None and self.behaviour.prompt_vram_mib:
+            try:
+                self._hold(self._state, (self.behaviour.vram_mib + self.behaviour.prompt_vram_mib) * MIB)
+            except SystemExit:
+                die({"signal": "SIGABRT"})  # out of memory while it computes ends the real one so
+
+    def _hold(self, state: Path, wanted: int) -> None:
         hold_ms = int(self.behaviour.hold_after_exit_s * 1000)
-        with edited_state(self._state) as lines:
+        with edited_state(state) as lines:
             self._forget(lines)
             fits = wanted <= free_bytes(lines)
             if fits:
@@ -377,9 +394,11 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet, as the real one is about requests at this level."""
 
     def _json(self, document: Any, status: int = 200) -> None:
-        body = json.dumps(document).encode()
+        self._send(status, "application/json; charset=utf-8", json.dumps(document).encode())
+
+    def _send(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -403,7 +422,9 @@ class Handler(BaseHTTPRequestHandler):
             "/v1/models": self._models,
         }
         answer = answers.get(self.path.partition("?")[0])
-        if answer is None:
+        if self.path == "/metrics":
+            self._metrics()
+        elif answer is None:
             self._error(404, "File Not Found", "not_found_error")
         elif not self._loading():
             self._json(answer())
@@ -428,6 +449,31 @@ class Handler(BaseHTTPRequestHandler):
             for slot in range(total)
         ]
 
+    def _metrics(self) -> None:
+        """As the real one: counters of six digits, averages since the last look."""
+        engine = self.engine
+        if "--metrics" not in engine.arguments:
+            self._error(501, "This server does not support metrics endpoint.", "not_supported_error")
+            return
+        if self._loading():
+            return
+        total = int(engine.arguments.get("--parallel", "1"))
+        with engine.lock:
+            sum_tokens = engine.prompt_tokens + engine.sent_tokens
+            values = {
+                "prompt_tokens_total": engine.prompt_tokens,
+                "tokens_predicted_total": engine.sent_tokens,
+                "predicted_tokens_seconds": 100 if sum_tokens > engine.metrics_seen_tokens else 0,
+                "requests_processing": min(total, engine.busy_slots),
+                "requests_deferred": max(0, engine.busy_slots - total),
+            }
+            engine.metrics_seen_tokens = sum_tokens
+        text = "".join(
+            f"# HELP llamacpp:{name} {name}\n# TYPE llamacpp:{name} gauge\nllamacpp:{name} {value:g}\n"
+            for name, value in values.items()
+        )
+        self._send(200, "text/plain; version=0.0.4", text.encode())
+
     def _models(self) -> Any:
         entry = {"id": self.engine.alias, "object": "model", "created": 0, "owned_by": "llamacpp"}
         return {"object": "list", "data": [entry]}
@@ -435,7 +481,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Chat completions, streamed or whole."""
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        if self.path != "/v1/chat/completions":
+        if self.path not in {"/v1/chat/completions", "/completion", "/tokenize"}:
             self._error(404, "File Not Found", "not_found_error")
             return
         if self._loading():
@@ -443,16 +489,34 @@ class Handler(BaseHTTPRequestHandler):
         try:
             request = json.loads(body)
             streamed = bool(request.get("stream", False))
+            if self.path == "/tokenize":
+                self._json({"tokens": [sum(word.encode()) for word in request["content"].split()]})
+                return
         except (ValueError, AttributeError) as error:
             self._error(400, f"parse error: {error}", "invalid_request_error")
             return
         with self.engine.lock:
             self.engine.busy_slots += 1
+            self.engine.prompt_tokens += max(1, len(body.split()))
         try:
-            self._complete(streamed)
+            self.engine.claim_for_prompts()
+            if self.path == "/completion":
+                self._complete_plain(request)
+            else:
+                self._complete(streamed)
         finally:
             with self.engine.lock:
                 self.engine.busy_slots -= 1
+
+    def _complete_plain(self, request: Any) -> None:
+        """Of a prompt of tokens, whole; what a slot cannot hold is refused as the real one does."""
+        if load_behaviour().hang:
+            threading.Event().wait()
+        count = len(request["prompt"])
+        if count >= self._window():
+            self._error(400, "the request exceeds the available context size", "exceed_context_size_error")
+            return
+        self._json({"content": "Hello", "tokens_evaluated": count, "id_slot": request.get("id_slot", 0)})
 
     def _complete(self, streamed: bool) -> None:
         behaviour = load_behaviour()

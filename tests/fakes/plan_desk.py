@@ -12,8 +12,9 @@ from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
 from lllm3090d.planning.tier_conditions import HostMemory
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.daemon import Daemon
-from lllm3090d.serving.events import Observation
 from lllm3090d.serving.lookup import Lookup
+from lllm3090d.serving.observation import HOST as HOST_UUID
+from lllm3090d.serving.observation import CardState, Observation, Stranger
 from lllm3090d.serving.policy import policy_of
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.settings import Settings
@@ -84,6 +85,7 @@ class Desk:
         self.foreign_bytes = 0
         self.desktop_active: bool | None = False
         self.card_problem: LlmError | None = None
+        self.strangers: tuple[Stranger, ...] = ()  # who holds the foreign bytes
 
     @property
     def daemon(self) -> Daemon:
@@ -94,14 +96,22 @@ class Desk:
         """Nothing to look for."""
 
     def observe(self) -> Observation:
-        """The card now."""
-        if self.card_problem is not None:
-            raise self.card_problem
-        used = self.foreign_bytes + self.scheduler.ledger.charged_bytes()
+        """The card now; a problem of the test is why it could not be read."""
+        where, ledger = self.card.uuid, self.scheduler.ledger
+        used = self.foreign_bytes + ledger.charged_bytes(where)
         free = self.total_bytes - (self.reserved_bytes or 0) - used
         reading = MemoryReading(1.0, self.total_bytes, self.reserved_bytes, used, free, ())
-        held = {each.run: each.charged_bytes for each in self.scheduler.ledger}
+        held = {each.run: each.charged_bytes for each in ledger.on(where)}
+        state = CardState(
+            self.card,
+            None if self.card_problem else reading,
+            self.card_problem,
+            resident=held,
+            in_use=held,
+            strangers=self.strangers,
+        )
         on_host = self.card.kind is CardKind.CPU
+        beside = {each.run: each.charged_bytes for each in ledger.on(HOST_UUID)}
         return Observation(
-            self.card, reading, held, held, self.desktop_active, None if on_host else HOST_MEMORY
+            (state,), self.desktop_active, None if on_host else HOST_MEMORY, {} if on_host else beside
         )

@@ -97,7 +97,8 @@ def test_measured_memory_is_compared_with_the_quote(rig: Rig) -> None:
 def test_a_stranger_on_the_card_is_counted(rig: Rig) -> None:
     rig.nvml.add_process(FakeProcess(os.getpid(), 23 * GIB, "g"))
     problem = rig.service.request("POST", "/v1/load", {"model": "one"}).json()
-    assert problem["code"] == "insufficient_memory"
+    assert problem["code"] == "insufficient_vram"
+    assert problem["details"]["cause"] == "strangers"
     assert model_units() == {}
     rig.nvml.remove_process(os.getpid())
     assert rig.service.load("one")[-1]["kind"] == "ready"

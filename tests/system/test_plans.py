@@ -99,7 +99,7 @@ def test_a_model_that_is_not_on_disk_gets_a_preview(service: Service) -> None:
     text = service.ctl("plan", "qwen3.8-27b", "--card", "rtx-3090").stdout
     assert text.startswith("A preview: this model is not on disk.")
     status, problem = refused(service, "qwen3.8-27b", "--vram", "8GiB")
-    assert (status, problem["code"], problem["details"]["verdict"]) == (5, "insufficient_memory", "too-big")
+    assert (status, problem["code"], problem["details"]["verdict"]) == (5, "insufficient_vram", "too-big")
 
 
 def test_models_with_their_plans(service: Service) -> None:
@@ -147,7 +147,7 @@ BAD_QUESTIONS = (
         "unsupported_combination",
         "8",
     ),
-    (("--vram", "2GiB"), 5, "insufficient_memory", "smaller"),
+    (("--vram", "2GiB"), 5, "insufficient_vram", "smaller"),
 )
 BAD_BODIES: tuple[dict[str, Any], ...] = (
     {"card": 4090},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lllm3090d.checkpoints.architectures import ARCHITECTURES, REFUSED, Graph
+from lllm3090d.checkpoints.architectures import ARCHITECTURES, REFUSED, UNRULED, Graph
 
 pytestmark = pytest.mark.unit
 
@@ -23,11 +23,14 @@ def named(section: str) -> list[str]:
 def test_every_rule_is_in_the_reference_once() -> None:
     priced = {name for name, rule in ARCHITECTURES.items() if rule.graph is not Graph.NONE}
     assert sorted(named("Planned")) == sorted(priced)
-    assert sorted(named("Known, but not planned")) == sorted(set(ARCHITECTURES) - priced)
+    encoders = {name for name, rule in ARCHITECTURES.items() if not rule.has_memory}
+    assert sorted(named("Known, but not planned")) == sorted(encoders)
+    by_engine = set(ARCHITECTURES) - priced - encoders
+    assert sorted(named("Priced by the engine alone")) == sorted(by_engine | set(UNRULED))
 
 
 def test_every_refusal_is_in_the_reference_with_its_reason() -> None:
     assert sorted(named("Refused")) == sorted(REFUSED)
     text = PAGE.read_text(encoding="utf-8")
-    for name, reason in REFUSED.items():
+    for name, reason in (REFUSED | UNRULED).items():
         assert f"| `{name}` | {reason} |" in text

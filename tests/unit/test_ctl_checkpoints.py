@@ -223,6 +223,21 @@ def test_models_tells_the_incomplete_from_the_unusable() -> None:
     assert len(lines) == 7
 
 
+def test_what_only_the_engine_prices_is_told_so() -> None:
+    first = changed(
+        MODELS.models[0],
+        name="kimi", verdict="dry-run", parallel=None, window_tokens=None, evidence=None, speed=None, state=None,
+        projector=None, drafter=None,
+    )  # fmt: skip
+    with ControlServer(models=wire.Models(models_dir="/m", models=(first,))) as server:
+        lines = ctl(server, "models").stdout.splitlines()
+    assert "dry-run" in lines[1].split()
+    assert lines[2:] == ["kimi: no rule prices it; `lllm3090ctl plan` asks the engine, by a dry run"]
+    with ControlServer(inspect=changed(INSPECTED, dry_run_reason="it loops\x1b")) as server:
+        last = ctl(server, "inspect", "x").stdout.splitlines()[-1]
+    assert last == "No rule prices it (it loops\\x1b): plan and load ask the engine, by a dry run."
+
+
 def test_models_of_an_older_daemon_are_listed() -> None:
     """Every new member is optional."""
     new = dict.fromkeys(("verdict", "parallel", "window_tokens", "evidence", "speed"))

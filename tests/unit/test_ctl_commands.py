@@ -85,7 +85,7 @@ def test_status_tells_daemon_card_engine_and_instances() -> None:
         " (version: 9870 (abc); cuda; CUDA0; from LLLM3090_LLAMA_DIR, locked)"
     ) in lines
     assert lines[-1].split() == [
-        "SmolLM2-135M", "ready", "8,192", "2", "512.0", "MiB", "498.0", "MiB", "4711", INSTANCE.unit,
+        "SmolLM2-135M", "ready", "-", "8,192", "2", "512.0", "MiB", "498.0", "MiB", "4711", INSTANCE.unit,
     ]  # fmt: skip
 
 
@@ -120,9 +120,19 @@ def test_ps_shows_each_instance_and_why_one_failed() -> None:
     with ControlServer(instances=wire.Instances(instances=(INSTANCE, failed))) as server:
         done = ctl(server, "ps")
     header, first, second, note = done.stdout.splitlines()
-    assert header.split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "RESERVED", "MEASURED", "PID", "UNIT"]
-    assert first.split()[:4] == ["SmolLM2-135M", "ready", "8,192", "2"]
-    assert second.split() == ["Broken", "failed", "8,192", "2", "512.0", "MiB", "-", "-", failed.unit]
+    assert header.split() == [
+        "NAME",
+        "STATE",
+        "USE",
+        "CONTEXT",
+        "SLOTS",
+        "RESERVED",
+        "MEASURED",
+        "PID",
+        "UNIT",
+    ]
+    assert first.split()[:5] == ["SmolLM2-135M", "ready", "-", "8,192", "2"]
+    assert second.split() == ["Broken", "failed", "-", "8,192", "2", "512.0", "MiB", "-", "-", failed.unit]
     assert note == "Broken: The engine ended: Exit status 1. Hint: lllm3090ctl logs x"
 
 

@@ -14,6 +14,7 @@ from lllm3090ctl.cli import cli
 from lllm3090ctl.plan_options import CACHE_TYPES
 from lllm3090d import wire
 from lllm3090d.errors import ExitStatus
+from tests.fakes.card_scenes import Desk, explained
 from tests.fakes.control_server import (
     ENGINE,
     ENGINES,
@@ -137,6 +138,11 @@ def test_examples_work(line: str) -> None:
         plan=PLAN,
         load=Stream((READY,)),
         unload=wire.Unloaded(name="x", run="r", released_bytes=1, elapsed_s=0.1),
+        release=wire.Released(names=("x",), released_bytes=1, until_resume=False, elapsed_s=0.1),
+        resume=wire.Resumed(was_released=True),
+        gpus=Desk().view,
+        explain=explained(),
+        pin=wire.Pinned(name="x", run="r", pinned=True),
     ) as server:
         done = ctl(server, *shlex.split(line)[1:])
     # To follow events ends with the daemon, and this one has said all.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lllm3090d.engines.capabilities import Backend
@@ -54,6 +56,21 @@ def test_a_card_of_this_machine_is_emptied() -> None:
     assert lines(made) == {"total": 24576, "driver": -451}
     assert made.budget.grantable_bytes == TOTAL - 451 * MIB
     assert made.kept_mib == 451
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [("8.6", "rtx-3090"), (None, "rtx-3090"), ("8.9", "detected")]
+)
+def test_a_known_card_is_told_by_its_live_compute_capability_too(
+    capability: str | None, expected: str
+) -> None:
+    here = replace(RTX_3090, card=replace(RTX_3090.card, compute_capability=capability))
+    assert here.profile.id == expected
+    assert here.profile.measured is (expected == "rtx-3090")
+
+
+def test_without_a_card_the_profile_says_so() -> None:
+    assert (NO_CARD.profile.id, NO_CARD.profile.present) == ("no-gpu", False)
 
 
 def test_host_memory_is_emptied() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.detect import open_card
+from lllm3090d.gpus.detect import open_cards
 from lllm3090d.gpus.host import HostMemoryReader
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.settings import CardChoice
@@ -77,5 +77,6 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_this_machine() -> None:
-    reading = open_card(CardChoice.CPU).read()
+    (reader,) = open_cards(CardChoice.CPU)
+    reading = reader.read()
     assert 0 < reading.free_bytes <= reading.total_bytes

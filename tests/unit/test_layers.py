@@ -37,6 +37,7 @@ PATH_IO = frozenset(
 PLANNING_MAY_IMPORT = (
     "lllm3090d.checkpoints.catalogue",
     "lllm3090d.checkpoints.facts",
+    "lllm3090d.checkpoints.unruled",
     "lllm3090d.engines.capabilities",
     "lllm3090d.errors",
     "lllm3090d.gpus.profiles",

@@ -23,6 +23,7 @@ from tests.fakes.nvml import (
     LIB_RM_VERSION_MISMATCH,
     LIBRARY,
     NOT_SUPPORTED,
+    UNINITIALIZED,
     FakeCard,
     FakeNvml,
     FakeProcess,
@@ -31,24 +32,27 @@ from tests.fakes.nvml import (
 pytestmark = pytest.mark.unit
 
 MIB = 1 << 20
-# Answers each line "open CHOICE", "read" or "close" with one line of JSON.
+UUID = FakeCard().uuid
+# Answers each line with one line of JSON: "open CHOICE", "patience SECONDS" (opens NVIDIA's, with that pause between
+# two initialisations of the library), "cards", "read [UUID]", "close [UUID]".
 ASKED = """
 import dataclasses, json, sys
 from lllm3090d.errors import LlmError
-from lllm3090d.gpus.detect import open_card
+from lllm3090d.gpus.detect import open_cards
+from lllm3090d.gpus.nvml import open_nvidia
 from lllm3090d.settings import CardChoice
-reader = None
+readers = ()
 for line in sys.stdin:
     command, *rest = line.split()
     try:
-        if command == "open":
-            reader = open_card(CardChoice(rest[0]))
-            answer = dataclasses.asdict(reader.card)
-        elif command == "read":
-            answer = dataclasses.asdict(reader.read())
+        if command in ("open", "patience"):
+            readers = open_cards(CardChoice(rest[0])) if command == "open" else open_nvidia(float(rest[0]))
+            answer = dataclasses.asdict(readers[0].card)
+        elif command == "cards":
+            answer = {"cards": [dataclasses.asdict(reader.card) for reader in readers]}
         else:
-            reader.close()
-            answer = {}
+            chosen = [reader for reader in readers if not rest or reader.card.uuid == rest[0]][0]
+            answer = dataclasses.asdict(chosen.read()) if command == "read" else (chosen.close() or {})
     except LlmError as error:
         answer = error.problem()
     print(json.dumps(answer), flush=True)
@@ -112,6 +116,11 @@ def test_memory_is_told_apart(nvml: FakeNvml, asker: Asker) -> None:
         "uuid": FakeCard().uuid,
         "name": "NVIDIA GeForce RTX 3090",
         "driver_version": "580.95.05",
+        "total_bytes": 24576 * MIB,
+        "pci_address": "0000:01:00.0",
+        "compute_capability": "8.6",
+        "link": {"generation": 4, "width": 16},
+        "driver_problem": "",
     }
     assert reading["total_bytes"] == 24576 * MIB
     assert reading["reserved_bytes"] == 451 * MIB
@@ -170,14 +179,32 @@ def test_old_driver_does_not_tell_its_reserve(nvml: FakeNvml, asker: Asker, code
     assert reading["free_bytes"] == (24576 - 551) * MIB
 
 
-def test_card_with_the_most_memory_is_chosen(nvml: FakeNvml, asker: Asker) -> None:
+def test_all_cards_are_opened_the_largest_first(nvml: FakeNvml, asker: Asker) -> None:
     nvml.write(
-        FakeCard(name="NVIDIA T400", uuid="GPU-a", total_bytes=2048 * MIB),
+        FakeCard(name="NVIDIA GeForce RTX 3060", uuid="GPU-a", total_bytes=12288 * MIB),
         FakeCard(uuid="GPU-b"),
-        FakeCard(uuid="GPU-c"),
+        FakeCard(uuid="GPU-c", pci="00000001:C1:00"),
     )
+    asker.ask("open auto")
+    cards = asker.ask("cards")["cards"]
+    assert [card["uuid"] for card in cards] == ["GPU-b", "GPU-c", "GPU-a"]
+    assert cards[1]["pci_address"] == "0001:c1:00.0"
+    nvml.add_process(FakeProcess(4001, 100 * MIB), "GPU-a")
+    assert [asker.ask(f"read {uuid}")["used_bytes"] // MIB for uuid in ("GPU-a", "GPU-b", "GPU-c")] == [
+        100,
+        0,
+        0,
+    ]
+
+
+def test_a_small_card_is_left_out(nvml: FakeNvml, asker: Asker) -> None:
+    small = FakeCard(name="NVIDIA T400", uuid="GPU-a", total_bytes=2048 * MIB)
+    nvml.write(small, FakeCard(uuid="GPU-b", total_bytes=3072 * MIB))
     assert asker.ask("open auto")["uuid"] == "GPU-b"
-    assert asker.ask("read")["total_bytes"] == 24576 * MIB
+    assert len(asker.ask("cards")["cards"]) == 1
+    nvml.write(small)
+    assert asker.ask("open auto")["kind"] != "nvidia"
+    assert "NVIDIA T400 has 2048 MiB" in asker.ask("open nvidia")["detail"]
 
 
 def test_lost_card_is_an_error_and_comes_back(nvml: FakeNvml, asker: Asker) -> None:
@@ -192,6 +219,140 @@ def test_lost_card_is_an_error_and_comes_back(nvml: FakeNvml, asker: Asker) -> N
 
     nvml.recover()
     assert asker.ask("read")["total_bytes"] == 24576 * MIB
+
+
+def test_a_card_that_fell_off_the_bus_needs_the_library_again(nvml: FakeNvml) -> None:
+    nvml.write(FakeCard(uuid="GPU-a"), FakeCard(uuid="GPU-b"))
+    process = Asker(nvml.environment)
+    process.ask("patience 0")
+    for lost, other in (("GPU-a", "GPU-b"), ("GPU-b", "GPU-a"), ("GPU-b", "GPU-a")):
+        nvml.lose(lost)
+        for _ in range(3):
+            assert "GPU is lost" in process.ask(f"read {lost}")["detail"]
+            assert process.ask(f"read {other}")["free_bytes"] > 0  # the other one is none the worse
+        nvml.find_again(lost)
+        assert process.ask(f"read {lost}")["free_bytes"] > 0
+        assert process.ask(f"read {other}")["free_bytes"] > 0
+    process.end()
+
+
+def test_a_lost_card_does_not_make_the_library_start_again_and_again(nvml: FakeNvml) -> None:
+    process = Asker(nvml.environment)
+    process.ask("patience 3600")
+    nvml.lose(UUID)
+    assert "GPU is lost" in process.ask("read")["detail"]
+    assert "GPU is lost" in process.ask("read")["detail"]  # the library was started again, in vain
+    nvml.find_again(UUID)
+    assert "GPU is lost" in process.ask("read")["detail"]  # and is not so soon after
+    process.end()
+
+
+def test_a_library_that_cannot_start_again_is_tried_later(nvml: FakeNvml) -> None:
+    process = Asker(nvml.environment)
+    process.ask("patience 0")
+    nvml.lose(UUID)
+    assert "GPU is lost" in process.ask("read")["detail"]
+    nvml.find_again(UUID)
+    nvml.fail("nvmlInit", LIB_RM_VERSION_MISMATCH)
+    problem = process.ask("read")
+    assert problem["details"]["nvml_error"] == LIB_RM_VERSION_MISMATCH
+    assert "restart lllm3090d" in problem["hint"]
+    nvml.recover()
+    # Everything said so far was true once: nothing of it stays.
+    assert process.ask("read")["total_bytes"] == 24576 * MIB
+    process.end()
+
+
+def test_an_uninitialised_library_is_initialised_again(nvml: FakeNvml, asker: Asker) -> None:
+    asker.ask("patience 0")
+    nvml.fail("nvmlDeviceGetMemoryInfo_v2", UNINITIALIZED)
+    assert asker.ask("read")["details"]["nvml_error"] == UNINITIALIZED
+    nvml.recover()
+    assert asker.ask("read")["free_bytes"] > 0
+
+
+def test_another_total_than_before_is_an_error_and_no_number(nvml: FakeNvml, asker: Asker) -> None:
+    asker.ask("open auto")
+    before = asker.ask("read")
+    nvml.write(FakeCard(total_bytes=24564 * MIB))
+    problem = asker.ask("read")
+    assert problem["code"] == "card_unreadable"
+    assert f"its total was {24576 * MIB} bytes and is now {24564 * MIB}" in problem["detail"]
+    nvml.write(FakeCard())
+    assert asker.ask("read")["total_bytes"] == before["total_bytes"]
+
+
+def test_a_card_that_cannot_be_read_when_it_is_opened_is_there_all_the_same(
+    nvml: FakeNvml, asker: Asker
+) -> None:
+    nvml.fail("nvmlDeviceGetMemoryInfo", 999)
+    nvml.fail("nvmlDeviceGetMemoryInfo_v2", 999)
+    assert asker.ask("open auto")["total_bytes"] == 0
+    assert asker.ask("read")["code"] == "card_unreadable"
+    nvml.recover()
+    assert asker.ask("read")["total_bytes"] == 24576 * MIB
+    assert asker.ask("cards")["cards"][0]["total_bytes"] == 24576 * MIB
+    nvml.write(FakeCard(total_bytes=20000 * MIB))
+    assert asker.ask("read")["code"] == "card_unreadable"
+
+
+def test_a_card_that_cannot_be_identified_does_not_hide_the_others(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write(FakeCard(uuid="GPU-a", failures={"nvmlDeviceGetUUID": 999}), FakeCard(uuid="GPU-b"))
+    assert asker.ask("open auto")["uuid"] == "GPU-b"
+    assert len(asker.ask("cards")["cards"]) == 1
+
+
+def test_a_divided_card_is_an_error(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write(FakeCard(name="NVIDIA A100-SXM4-40GB", mig=True))
+    asker.ask("open auto")
+    problem = asker.ask("read")
+    assert problem["code"] == "card_unreadable"
+    assert "(MIG)" in problem["detail"]
+    assert f"-i {UUID} -mig 0" in problem["hint"]
+    nvml.write(FakeCard(name="NVIDIA A100-SXM4-40GB", mig=False))
+    assert asker.ask("read")["free_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        ("580.95.05", ""),
+        ("550.54", ""),
+        ("549.99.1", "older than 550"),
+        ("470.256.02", "older than 550"),
+        ("", ""),
+    ],
+)
+def test_an_old_driver_is_told(nvml: FakeNvml, asker: Asker, driver: str, said: str) -> None:
+    nvml.write(FakeCard(), driver=driver)
+    problem = asker.ask("open auto")["driver_problem"]
+    assert said in problem if said else problem == ""
+    assert asker.ask("read")["free_bytes"] > 0  # a warning, no refusal
+
+
+def test_what_the_driver_does_not_tell_of_a_card_stays_unknown(nvml: FakeNvml, asker: Asker) -> None:
+    silent = (
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetCudaComputeCapability",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+    )
+    nvml.write(FakeCard(failures=dict.fromkeys(silent, NOT_SUPPORTED)))
+    card = asker.ask("open auto")
+    assert (card["pci_address"], card["compute_capability"], card["link"]) == ("", None, None)
+    assert asker.ask("read")["free_bytes"] > 0
+
+
+def test_the_lanes_in_use_count_and_the_highest_generation(nvml: FakeNvml, asker: Asker) -> None:
+    nvml.write(FakeCard(link=(5, 16, 1, 8)))
+    assert asker.ask("open auto")["link"] == {"generation": 5, "width": 8}
+
+
+def test_a_process_that_holds_more_than_there_is_makes_the_reading_absurd(
+    nvml: FakeNvml, asker: Asker
+) -> None:
+    nvml.write(FakeCard(used_bytes=MIB, processes=(FakeProcess(30, 1 << 50),)))
+    asker.ask("open auto")
+    assert "process 30" in asker.ask("read")["detail"]
 
 
 @pytest.mark.parametrize(
@@ -215,13 +376,13 @@ def test_absurd_figures_are_refused(nvml: FakeNvml, asker: Asker, card: FakeCard
 
 def test_no_device_falls_back_only_under_auto(nvml: FakeNvml, asker: Asker) -> None:
     nvml.write()
-    assert asker.ask("open auto")["kind"] == "cpu"
+    assert asker.ask("open auto")["kind"] != "nvidia"
     assert "no device" in asker.ask("open nvidia")["detail"]
 
 
 def test_driver_that_is_not_loaded_falls_back_only_under_auto(nvml: FakeNvml, asker: Asker) -> None:
     nvml.fail("nvmlInit", DRIVER_NOT_LOADED)
-    assert asker.ask("open auto")["kind"] == "cpu"
+    assert asker.ask("open auto")["kind"] != "nvidia"
 
     problem = asker.ask("open nvidia")
     assert problem["code"] == "card_unreadable"
@@ -251,7 +412,7 @@ def test_close_may_be_repeated_and_ends_reading(nvml: FakeNvml) -> None:
     assert process.ask("open auto")["kind"] == "nvidia"
     assert process.ask("close") == {}
     assert process.ask("close") == {}
-    assert "Uninitialized" in process.ask("read")["detail"]
+    assert "is closed" in process.ask("read")["detail"]
     assert process.ask("open auto")["kind"] == "nvidia"
     process.end()
 

@@ -19,10 +19,12 @@ from lllm3090d.engines.help_text import parse_help
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import CappedBy
-from lllm3090d.planning.quote import Evidence
+from lllm3090d.planning.quote import Evidence, LineItem, Place
 from lllm3090d.planning.request import ProjectorPlace, RopeScaling, option_of
 from lllm3090d.planning.units import MIB
 from lllm3090d.planning.verdict import Verdict
+from lllm3090d.serving.ledger import Share
+from lllm3090d.serving.observation import Stranger
 from lllm3090d.serving.previews import Previews
 from lllm3090d.wire import PlanBody, PlanView
 from tests.fakes.gated import Gate
@@ -125,13 +127,43 @@ def test_a_plan_that_does_not_fit_is_an_error_with_ledger_and_verdict(desk: Desk
     put(desk, "llama-3.1-8b")
     desk.foreign_bytes = 23 * GIB
     error = refusal(desk, "llama-3.1-8b")
-    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error.code is ErrorCode.INSUFFICIENT_VRAM
     assert error.details["verdict"] == "too-big"
     assert error.details["items"] and error.details["budget"]
     assert error.details["card"]["id"] == "rtx-3090"
-    gib = error.details["smallest_card_gib"]
-    assert f"For an agent it needs a card of {gib} GiB." in (error.hint or "")
+    assert 0 < error.details["smallest_card_gib"] < 24
+    assert error.details["cause"] == "strangers"
+    assert "For an agent it needs a card" not in (error.hint or "")  # this one is large enough
     assert "nothing on it" not in error.message
+
+
+def test_a_refusal_names_who_is_in_the_way(desk: Desk) -> None:
+    """A plan for now has the facts of a load: programs, models, and commands that load."""
+    put(desk, "llama-3.1-8b")
+    desk.foreign_bytes = 3 * GIB
+    desk.strangers = (Stranger(1234, "steam", "", 3 * GIB),)
+    weights = LineItem("weights", Place.CARD, 15 * GIB, Evidence.HEADER, "")
+    desk.scheduler.ledger.hold("run-1", "gemma", [Share(desk.card.uuid, (weights,))])
+    desk.scheduler.ledger.confirm("run-1", {desk.card.uuid: 15 * GIB})
+    error = refusal(desk, "llama-3.1-8b", context_tokens=32_768, parallel=1)
+    assert (error.code, error.details["cause"]) == (ErrorCode.INSUFFICIENT_VRAM, "ours")
+    assert [each["name"] for each in error.details["strangers"]] == ["steam"]
+    assert [(each["name"], each["bytes"]) for each in error.details["ours"]] == [("gemma", 15 * GIB)]
+    commands = [remedy["command"] for remedy in error.details["remedies"]]
+    assert "lllm3090ctl unload gemma" in commands
+    assert any(
+        each.startswith("lllm3090ctl load llama-3.1-8b --context ") and "--parallel 1" in each
+        for each in commands
+    )
+
+
+def test_a_plan_for_another_card_is_asked_again_as_a_plan(desk: Desk) -> None:
+    put(desk, "llama-3.1-8b")
+    error = refusal(desk, "llama-3.1-8b", vram="8GiB", desktop=False, context_tokens=65_536)
+    commands = [remedy["command"] for remedy in error.details["remedies"] if remedy["command"]]
+    assert commands
+    for each in commands:
+        assert each.startswith("lllm3090ctl plan llama-3.1-8b --vram 8GiB --headless --context ")
 
 
 def test_without_an_engine_there_is_no_plan_for_now(desk: Desk) -> None:
@@ -303,7 +335,7 @@ def test_a_desktop_that_is_in_the_way_is_named(desk: Desk) -> None:
 def test_a_card_without_room_for_its_reserves_refuses(desk: Desk) -> None:
     put(desk, QWEN)
     error = refusal(desk, vram="1MiB", desktop=True)
-    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error.code is ErrorCode.INSUFFICIENT_VRAM
     assert error.details["grantable_bytes"] == 0
 
 
@@ -397,14 +429,14 @@ def test_a_preview_ignores_nothing_that_was_asked_for(desk: Desk, asked: dict[st
 
 def test_a_preview_that_does_not_fit_has_ledger_verdict_and_download(desk: Desk) -> None:
     error = refusal(desk, "qwen3.8-27b", vram="8GiB")
-    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error.code is ErrorCode.INSUFFICIENT_VRAM
     assert error.details["verdict"] == "too-big"
     assert error.details["download"]["file"] == "Qwen3.8-27B-UD-Q4_K_S.gguf"
     assert error.details["items"] and error.details["budget"]
     # The desktop is assumed as on this machine: none; so 17,731 MiB, as in the reference.
     assert "18 GiB" in (error.hint or "")
     large = refusal(desk, "qwen3.8-27b", context_tokens=262_144, parallel=1, vram="20GiB")
-    assert (large.code, large.details["verdict"]) == (ErrorCode.INSUFFICIENT_MEMORY, "too-big")
+    assert (large.code, large.details["verdict"]) == (ErrorCode.INSUFFICIENT_VRAM, "too-big")
     assert sum(item["bytes"] for item in large.details["items"]) == pytest.approx(
         large.details["needed_bytes"], abs=16
     )
@@ -443,7 +475,9 @@ def test_only_a_plan_is_made_of_a_model_that_is_not_on_disk(desk: Desk) -> None:
 def test_a_refusal_names_the_model_as_the_library_does(desk: Desk) -> None:
     put(desk, QWEN, "My-Model")
     error = refusal(desk, "my-model", vram="2GiB")
-    assert error.message.startswith("My-Model with ")
+    assert (
+        error.message.startswith("My-Model is too big for the card ") and " My-Model with " in error.message
+    )
 
 
 def test_a_model_nobody_knows_is_unknown(desk: Desk) -> None:

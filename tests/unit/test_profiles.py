@@ -11,8 +11,9 @@ from lllm3090d.checkpoints.catalogue import MeasuredSpeed, packaged_catalogue
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.profiles import (
+    DETECTED_ID,
+    NO_CARD_ID,
     REFERENCE_PROFILE,
-    SYNTHETIC_ID,
     CardProfile,
     absent_profile,
     capacity_profile,
@@ -47,13 +48,13 @@ def test_the_known_cards() -> None:
         ("nvidia geforce-rtx_3090", 24576, None, "rtx-3090"),
         (REFERENCE, 24576 + 512, "8.6", "rtx-3090"),
         (REFERENCE, 24576 - 512, "8.6", "rtx-3090"),
-        (REFERENCE, 24576 + 513, "8.6", SYNTHETIC_ID),
-        (REFERENCE, 24576 - 513, "8.6", SYNTHETIC_ID),
-        (REFERENCE, 24576, "8.9", SYNTHETIC_ID),
-        ("NVIDIA GeForce RTX 3090 Ti", 24564, "8.6", SYNTHETIC_ID),
-        ("GeForce RTX 3090", 24576, "8.6", SYNTHETIC_ID),
+        (REFERENCE, 24576 + 513, "8.6", DETECTED_ID),
+        (REFERENCE, 24576 - 513, "8.6", DETECTED_ID),
+        (REFERENCE, 24576, "8.9", DETECTED_ID),
+        ("NVIDIA GeForce RTX 3090 Ti", 24564, "8.6", DETECTED_ID),
+        ("GeForce RTX 3090", 24576, "8.6", DETECTED_ID),
         ("NVIDIA GeForce RTX 5090", 32607, "12.0", "rtx-5090"),
-        ("", 8192, None, SYNTHETIC_ID),
+        ("", 8192, None, DETECTED_ID),
     ],
 )
 def test_which_card_it_is(name: str, vram: int, capability: str | None, expected: str) -> None:
@@ -62,14 +63,14 @@ def test_which_card_it_is(name: str, vram: int, capability: str | None, expected
     assert found.vram_mib == vram  # the live figure, whatever the table says
     assert found.measured is (expected == REFERENCE_PROFILE)
     assert found.present
-    if expected == SYNTHETIC_ID:
+    if expected == DETECTED_ID:
         assert found.name == (name or "unnamed card")
         assert found.compute_capability == capability
 
 
 def test_without_a_card_a_capacity_is_borrowed_and_nothing_is_measured() -> None:
     found = absent_profile()
-    assert (found.vram_mib, found.present, found.measured) == (24576, False, False)
+    assert (found.id, found.vram_mib, found.present, found.measured) == (NO_CARD_ID, 24576, False, False)
 
 
 @pytest.mark.parametrize(

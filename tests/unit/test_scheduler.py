@@ -34,16 +34,19 @@ from lllm3090d.serving.events import (
     Announce,
     CancelDone,
     CancelRequested,
+    CheckIdle,
     CheckTier,
     Effect,
     EngineReady,
     Event,
     Failed,
     ForgetUnit,
+    IdleChecked,
     Joined,
     LoadDone,
     LoadRequested,
     LoadStalled,
+    Looked,
     MemoryReleased,
     Observation,
     PostMortemRead,
@@ -61,10 +64,12 @@ from lllm3090d.serving.events import (
     UnitVanished,
     UnloadDone,
     UnloadRequested,
+    Verify,
     WaitForMemory,
     WatchLoading,
 )
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_UP, SERVING, InstanceState
+from lllm3090d.serving.observation import CardState
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
@@ -163,16 +168,21 @@ class World:
             engine_sockets_dir=Path("/run/user/1000/lllm3090d/engines"),
             inherited_environment={"LLAMA_ARG_CTX_SIZE": "7", "PATH": "/bin"},
         )
-        self.scheduler = Scheduler(policy)
+        self.now_s = 1000.0
+        self.scheduler = Scheduler(policy, lambda: self.now_s)
         self.foreign_bytes = 0
         self.runs = 0
 
+    @property
+    def charged_bytes(self) -> int:
+        """Of the card, without quarantine."""
+        return self.scheduler.ledger.charged_bytes(CARD.uuid)
+
     def observation(self) -> Observation:
-        ours = self.scheduler.ledger.charged_bytes() + self.scheduler.ledger.quarantined_bytes()
-        loaded = {r.run: r.charged_bytes for r in self.scheduler.ledger}
-        used = ours + self.foreign_bytes
+        loaded = {r.run: r.charged_bytes for r in self.scheduler.ledger.on(CARD.uuid)}
+        used = sum(loaded.values()) + self.foreign_bytes
         reading = MemoryReading(0.0, 24 * GIB, 451 * MIB, used, max(0, 24 * GIB - 451 * MIB - used), ())
-        return Observation(CARD, reading, loaded, loaded, False)
+        return Observation((CardState(CARD, reading, None, loaded, loaded),), False)
 
     def request(
         self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None
@@ -190,7 +200,7 @@ class World:
         )
 
     def do(self, event: Event) -> list[Effect]:
-        needs_reading = isinstance(event, LoadRequested)
+        needs_reading = isinstance(event, LoadRequested | Looked)
         return self.scheduler.handle(event, self.observation() if needs_reading else None)
 
     def load(
@@ -208,7 +218,7 @@ class World:
         instance = self.get(name)
         self.do(UnitSeen(status(instance)))
         self.do(StartFinished(instance.run, None))
-        self.do(EngineReady(instance.run, 5 * GIB))
+        self.do(EngineReady(instance.run, {CARD.uuid: 5 * GIB}))
         assert instance.state is InstanceState.READY
         return instance
 
@@ -231,7 +241,7 @@ def test_a_load_is_admitted_before_its_unit_is_started() -> None:
     assert start.spec.properties["UnsetEnvironment"] == tuple(
         sorted({"LLAMA_ARG_CTX_SIZE", *TIER_VARIABLES})
     )
-    assert world.scheduler.ledger.charged_bytes() == world.get("a").plan.quote.total_bytes(Place.CARD)
+    assert world.charged_bytes == world.get("a").plan.quote.total_bytes(Place.CARD)
 
 
 def test_the_way_up_ends_with_an_answer() -> None:
@@ -240,10 +250,10 @@ def test_the_way_up_ends_with_an_answer() -> None:
     run = world.get("a").run
     assert kinds(world.do(StartFinished(run, None))) == [WatchLoading]
     assert kinds(world.do(UnitSeen(status(world.get("a"))))) == []
-    effects = world.do(EngineReady(run, 5 * GIB))
-    assert kinds(effects) == [LoadDone]
+    effects = world.do(EngineReady(run, {CARD.uuid: 5 * GIB}))
+    assert kinds(effects) == [Verify, LoadDone]
     assert world.get("a").state is InstanceState.READY
-    assert world.do(EngineReady(run, 5 * GIB)) == []
+    assert world.do(EngineReady(run, {CARD.uuid: 5 * GIB})) == []
 
 
 def test_two_loads_of_one_model_share_one_engine() -> None:
@@ -252,7 +262,7 @@ def test_two_loads_of_one_model_share_one_engine() -> None:
     assert kinds(world.load("a", "t2")) == [Joined]
     run = world.get("a").run
     world.do(StartFinished(run, None))
-    effects = world.do(EngineReady(run, None))
+    effects = world.do(EngineReady(run, {}))
     assert [e.token for e in effects if isinstance(e, LoadDone)] == ["t1", "t2"]
     assert kinds(world.load("a", "t3")) == [LoadDone]
 
@@ -280,30 +290,16 @@ def test_what_does_not_fit_is_refused_and_holds_nothing() -> None:
     effects = world.load("big", "t1", gib=48)
     assert kinds(effects) == [Failed]
     error = error_of(effects, "t1")
-    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error.code is ErrorCode.INSUFFICIENT_VRAM
     assert error.details["missing_bytes"] > 0
     assert world.scheduler.instances == ()
-    assert world.scheduler.ledger.charged_bytes() == 0
-
-
-def test_what_fits_alone_is_refused_beside_another() -> None:
-    world = World()
-    world.bring_up("a", gib=14)
-    error = error_of(world.load("b", "t2", gib=14), "t2")
-    assert error.code is ErrorCode.INSUFFICIENT_MEMORY
-    assert "lllm3090ctl unload 'a'" in (error.hint or "")
-    held = world.scheduler.ledger.charged_bytes()
-    assert error.details["ours"] == [{"name": "a", "bytes": held}]
-    budget = {line["name"]: line["bytes"] for line in error.details["budget"]}
-    assert budget["our models"] == -held
-    assert sum(budget.values()) == error.details["grantable_bytes"]
-    assert world.get("a").state is InstanceState.READY
+    assert world.charged_bytes == 0
 
 
 def test_a_stranger_on_the_card_counts() -> None:
     world = World()
     world.foreign_bytes = 20 * GIB
-    assert error_of(world.load("a", "t1"), "t1").code is ErrorCode.INSUFFICIENT_MEMORY
+    assert error_of(world.load("a", "t1"), "t1").code is ErrorCode.INSUFFICIENT_VRAM
 
 
 def test_an_engine_without_a_needed_flag_is_refused_and_holds_nothing() -> None:
@@ -314,20 +310,20 @@ def test_an_engine_without_a_needed_flag_is_refused_and_holds_nothing() -> None:
         LoadRequested("t1", event.run, event.checkpoint, event.facts, event.request, event.build, old)
     )
     assert error_of(effects, "t1").code is ErrorCode.ENGINE_UNUSABLE
-    assert world.scheduler.ledger.charged_bytes() == 0
+    assert world.charged_bytes == 0
 
 
 def test_unload_gives_memory_back_only_when_the_card_shows_it() -> None:
     world = World()
     instance = world.bring_up("a")
     assert kinds(world.do(UnloadRequested("u1", "a"))) == [StopUnit]
-    held = world.scheduler.ledger.charged_bytes()
+    held = world.charged_bytes
     assert kinds(world.do(StopFinished(instance.run, None))) == [WaitForMemory]
-    assert world.scheduler.ledger.charged_bytes() == held > 0
+    assert world.charged_bytes == held > 0
     assert kinds(world.do(UnitVanished(instance.unit, None))) == []
-    effects = world.do(MemoryReleased(instance.run, 0))
+    effects = world.do(MemoryReleased(instance.run, {}))
     assert kinds(effects) == [ForgetUnit, UnloadDone]
-    assert world.scheduler.ledger.charged_bytes() == 0
+    assert world.charged_bytes == 0
     assert world.scheduler.instances == ()
 
 
@@ -336,10 +332,10 @@ def test_memory_that_does_not_come_back_is_quarantined_until_it_does() -> None:
     instance = world.bring_up("a")
     world.do(UnloadRequested("u1", "a"))
     world.do(StopFinished(instance.run, None))
-    assert UnloadDone in kinds(world.do(MemoryReleased(instance.run, 3 * GIB)))
-    assert world.scheduler.ledger.quarantined_bytes() == 3 * GIB
-    assert world.do(MemoryReleased(instance.run, 0)) == []
-    assert world.scheduler.ledger.quarantined_bytes() == 0
+    assert UnloadDone in kinds(world.do(MemoryReleased(instance.run, {CARD.uuid: 3 * GIB})))
+    assert world.scheduler.ledger.quarantined_bytes(CARD.uuid) == 3 * GIB
+    assert world.do(MemoryReleased(instance.run, {})) == []
+    assert world.scheduler.ledger.quarantined_bytes(CARD.uuid) == 0
 
 
 def test_unload_while_loading_tells_those_who_wait() -> None:
@@ -356,7 +352,7 @@ def test_load_while_unloading_waits_and_is_decided_again() -> None:
     world.do(UnloadRequested("u1", "a"))
     assert kinds(world.load("a", "t2")) == [Queued]
     world.do(StopFinished(instance.run, None))
-    (again,) = [e for e in world.do(MemoryReleased(instance.run, 0)) if isinstance(e, Resubmit)]
+    (again,) = [e for e in world.do(MemoryReleased(instance.run, {})) if isinstance(e, Resubmit)]
     assert kinds(world.do(again.event)) == [Admitted, StartUnit]
 
 
@@ -367,7 +363,7 @@ def test_a_stop_that_fails_is_visible_and_holds_the_memory() -> None:
     effects = world.do(StopFinished(instance.run, LlmError(ErrorCode.STOP_FAILED, "it did not die")))
     assert error_of(effects, "u1").code is ErrorCode.STOP_FAILED
     assert instance.state is InstanceState.STUCK
-    assert world.scheduler.ledger.charged_bytes() > 0
+    assert world.charged_bytes > 0
     assert kinds(world.do(UnitVanished(instance.unit, None))) == [WaitForMemory]
 
 
@@ -384,7 +380,7 @@ def test_what_is_stuck_is_stopped_again_when_asked_and_keeps_nobody_waiting() ->
     assert error_of(world.do(StopFinished(instance.run, failure)), "u2") is failure
     assert kinds(world.do(UnloadRequested("u3", "a"))) == [StopUnit]
     world.do(StopFinished(instance.run, None))
-    assert UnloadDone in kinds(world.do(MemoryReleased(instance.run, 0)))
+    assert UnloadDone in kinds(world.do(MemoryReleased(instance.run, {})))
 
 
 def test_a_unit_that_somebody_restarts_is_stopped_again() -> None:
@@ -399,7 +395,7 @@ def test_a_unit_that_somebody_restarts_is_stopped_again() -> None:
     assert world.do(UnitSeen(status(instance))) == []
     assert kinds(world.do(UnitSeen(status(instance, invocation_id="cd" * 16)))) == [StopUnit]
     world.do(StopFinished(instance.run, None))
-    assert Resubmit in kinds(world.do(MemoryReleased(instance.run, 0)))
+    assert Resubmit in kinds(world.do(MemoryReleased(instance.run, {})))
 
 
 def test_cancelling_one_of_two_waiters_leaves_the_load_to_the_other() -> None:
@@ -422,12 +418,12 @@ def test_an_engine_that_dies_while_loading_is_explained() -> None:
     world.do(StartFinished(instance.run, None))
     dead = status(instance, active_state="failed", result="exit-code", main_pid=0)
     assert kinds(world.do(UnitSeen(dead))) == [WaitForMemory, ReadPostMortem]
-    world.do(MemoryReleased(instance.run, 0))
+    world.do(MemoryReleased(instance.run, {}))
     effects = world.do(PostMortemRead(instance.run, LlmError(ErrorCode.ENGINE_FAILED, "why")))
     assert error_of(effects, "t1").message == "why"
     assert ForgetUnit in kinds(effects)
     assert world.get("a").state is InstanceState.FAILED
-    assert world.scheduler.ledger.charged_bytes() == 0
+    assert world.charged_bytes == 0
     # A failure does not stand in the way of the next try, and can be forgotten.
     assert kinds(world.load("a", "t2")) == [Admitted, StartUnit]
 
@@ -437,7 +433,7 @@ def test_a_failed_start_job_reaches_the_person() -> None:
     world.load("a", "t1")
     run = world.get("a").run
     world.do(StartFinished(run, LlmError(ErrorCode.UNIT_REFUSED, "no")))
-    effects = world.do(MemoryReleased(run, 0))
+    effects = world.do(MemoryReleased(run, {}))
     assert error_of(effects, "t1").code is ErrorCode.UNIT_REFUSED
     assert kinds(world.do(UnloadRequested("u1", "a"))) == [UnloadDone]
 
@@ -450,7 +446,7 @@ def test_a_stalled_load_is_stopped_and_says_why() -> None:
     effects = world.do(LoadStalled(run, LlmError(ErrorCode.LOAD_TIMED_OUT, "slow")))
     assert error_of(effects, "t1").code is ErrorCode.LOAD_TIMED_OUT
     world.do(StopFinished(run, None))
-    world.do(MemoryReleased(run, 0))
+    world.do(MemoryReleased(run, {}))
     assert world.get("a").state is InstanceState.FAILED
 
 
@@ -460,7 +456,7 @@ def test_systemctl_stop_by_a_person_is_no_failure() -> None:
     world.do(UnitSeen(status(instance, active_state="deactivating")))
     assert instance.state is InstanceState.STOPPING
     world.do(UnitVanished(instance.unit, None))
-    world.do(MemoryReleased(instance.run, 0))
+    world.do(MemoryReleased(instance.run, {}))
     assert world.scheduler.instances == ()
 
 
@@ -483,12 +479,14 @@ def test_adoption_in_every_state(
     world = World()
     result = "exit-code" if active == "failed" else "success"
     found = status(original, active_state=active, result=result)
-    effects = world.do(UnitAdopted(found, original.record, healthy, 5 * GIB))
+    effects = world.do(
+        UnitAdopted(found, original.record, healthy, original.record.shares(CARD.uuid), {CARD.uuid: 5 * GIB})
+    )
     assert kinds(effects) == follow_up
     adopted = world.get("a")
     assert adopted.state is expected
     assert adopted.plan == original.plan
-    assert world.scheduler.ledger.charged_bytes() > 0
+    assert world.charged_bytes > 0
     # What was adopted is not started twice.
     assert StartUnit not in kinds(world.load("a", "t2"))
 
@@ -514,13 +512,14 @@ class Histories(RuleBasedStateMachine):
         self.pending_memory: set[str] = set()
         self.pending_post_mortem: set[str] = set()
         self.resubmit: list[LoadRequested] = []
+        self.to_check: list[tuple[str, tuple[str, ...]]] = []
 
     def feed(self, event: Event) -> None:
         granted_before = self.world.scheduler.budget(self.world.observation()).grantable_bytes
         for effect in self.world.do(event):
             match effect:
                 case Admitted(run=run):
-                    held = self.world.scheduler.ledger.get(run)
+                    held = self.world.scheduler.ledger.get(run, CARD.uuid)
                     assert held is not None
                     assert held.reserved_bytes <= granted_before, "over-committed"
                 case (
@@ -537,6 +536,8 @@ class Histories(RuleBasedStateMachine):
                     self.pending_post_mortem.add(run)
                 case Resubmit(event=again):
                     self.resubmit.append(again)
+                case CheckIdle(token=token, runs=runs):
+                    self.to_check.append((token, runs))
                 case _:
                     pass
 
@@ -591,16 +592,16 @@ class Histories(RuleBasedStateMachine):
     def engine_ready(self, data: st.DataObject) -> None:
         instances = [i for i in self.world.scheduler.instances if i.state in ON_THE_WAY_UP]
         if instances:
-            self.feed(EngineReady(data.draw(st.sampled_from(instances)).run, GIB))
+            self.feed(EngineReady(data.draw(st.sampled_from(instances)).run, {CARD.uuid: GIB}))
 
     @rule(data=st.data(), late=st.booleans())
     def memory_back(self, data: st.DataObject, late: bool) -> None:
         if self.pending_memory:
             run = data.draw(st.sampled_from(sorted(self.pending_memory)))
             if late:
-                self.feed(MemoryReleased(run, MIB))
+                self.feed(MemoryReleased(run, {CARD.uuid: MIB}))
             self.pending_memory.discard(run)
-            self.feed(MemoryReleased(run, 0))
+            self.feed(MemoryReleased(run, {}))
 
     @rule(data=st.data())
     def post_mortem(self, data: st.DataObject) -> None:
@@ -613,6 +614,17 @@ class Histories(RuleBasedStateMachine):
     def decide_again(self) -> None:
         if self.resubmit:
             self.feed(self.resubmit.pop(0))
+
+    @rule(seconds=st.sampled_from([0, 1, 40, 200]))
+    def look(self, seconds: int) -> None:
+        self.world.now_s += seconds
+        self.feed(Looked())
+
+    @rule(data=st.data())
+    def idle_checked(self, data: st.DataObject) -> None:
+        if self.to_check:
+            token, runs = self.to_check.pop(0)
+            self.feed(IdleChecked(token, data.draw(st.frozensets(st.sampled_from(runs)))))
 
     @invariant()
     def what_runs_is_charged_and_nothing_else(self) -> None:
@@ -640,12 +652,17 @@ class Histories(RuleBasedStateMachine):
                     self.feed(UnitSeen(status(instance, active_state="failed", result="signal")))
             for run in sorted(self.pending_memory):
                 self.pending_memory.discard(run)
-                self.feed(MemoryReleased(run, 0))
+                self.feed(MemoryReleased(run, {}))
             for run in sorted(self.pending_post_mortem):
                 self.pending_post_mortem.discard(run)
                 self.feed(PostMortemRead(run, LlmError(ErrorCode.ENGINE_FAILED, "died")))
             while self.resubmit:
                 self.feed(self.resubmit.pop(0))
+            while self.to_check:
+                token, _ = self.to_check.pop(0)
+                self.feed(IdleChecked(token, frozenset()))
+            self.world.now_s += 1000
+            self.feed(Looked())
         assert self.open == {}, "somebody was never answered"
         assert list(self.world.scheduler.ledger) == []
 
@@ -664,11 +681,11 @@ def test_a_divided_cache_is_looked_for_after_every_start_and_every_adoption() ->
     tier = Tier(256, 1024, TierSizes(4 * MIB, 2 * MIB, 12 * MIB, layers=1))
     instance.plan = replace(instance.plan, tier=tier)
     world.do(StartFinished(instance.run, None))
-    assert CheckTier(instance.run) in world.do(EngineReady(instance.run, 5 * GIB))
+    assert CheckTier(instance.run) in world.do(EngineReady(instance.run, {CARD.uuid: 5 * GIB}))
     more = instance.record.launch
     assert more is not None
     record = instance.record.model_copy(update={"launch": more.model_copy(update={"tier": tier})})
-    effects = World().do(UnitAdopted(status(instance), record, True, 5 * GIB))
+    effects = World().do(UnitAdopted(status(instance), record, True, record.shares(CARD.uuid)))
     assert CheckTier(instance.run) in effects
 
 

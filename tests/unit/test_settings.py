@@ -206,7 +206,7 @@ BAD_VALUES = [
     ("aliases", "{ qwen = 3 }", "valid string"),
     ("extra_arguments", '["--threads", "8"]', "valid dictionary"),
     ("extra_arguments", '{ qwen = "--threads 8" }', "valid tuple"),
-    ("card", '"gpu"', "'auto', 'nvidia' or 'cpu'"),
+    ("card", '"gpu"', "'auto', 'nvidia', 'amd', 'intel' or 'cpu'"),
     ("desktop", '"yes"', "'auto', 'active' or 'inactive'"),
     ("driver_reserve_mib", "-1", "greater than or equal to 0"),
     ("driver_reserve_mib", "1.5", "integer"),
@@ -233,7 +233,10 @@ BAD_VALUES = [
     ("load_timeout_s", "nan", "less than or equal to 86400"),
     ("load_timeout_s", "inf", "less than or equal to 86400"),
     ("stop_timeout_s", '"soon"', "number"),
+    ("verify_after_load", '"maybe"', "'off', 'peak' or 'probe'"),
     ("release_timeout_s", "-0.5", "greater than 0"),
+    ("pressure_policy", '"panic"', "'warn', 'yield' or 'ignore'"),
+    ("pressure_grace_s", "0", "greater than 0"),
     ("stop_models_on_exit", '"perhaps"', "boolean"),
     ("log_level", '"INFO"', "'debug', 'info', 'warning' or 'error'"),
 ]
@@ -264,7 +267,7 @@ def test_a_long_bad_value_is_shown_in_part(tmp_path: Path) -> None:
     ("variable", "text", "allowed"),
     [
         ("LLLM3090_MODELS_DIR", "models", "absolute"),
-        ("LLLM3090_CARD", "gpu", "'auto', 'nvidia' or 'cpu'"),
+        ("LLLM3090_CARD", "gpu", "'auto', 'nvidia', 'amd', 'intel' or 'cpu'"),
         ("LLLM3090_BATCH_TOKENS", "many", "integer"),
         ("LLLM3090_LOAD_TIMEOUT_S", "-1", "greater than 0"),
         ("LLLM3090_STOP_MODELS_ON_EXIT", "perhaps", "boolean"),

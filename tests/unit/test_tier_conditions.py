@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.engines.capabilities import Backend
+from lllm3090d.gpus.readings import LANE_BYTES_PER_S
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType
 from lllm3090d.planning.placement import EVERYTHING, Placement
@@ -30,7 +31,6 @@ from lllm3090d.planning.tier_conditions import (
 )
 from lllm3090d.planning.tier_speed import (
     GB,
-    LANE_BYTES_PER_S,
     LINK_PERCENT,
     MEASURED_LINKS,
     WIDTHS,

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
 
 # Return codes of NVML.
+UNINITIALIZED = 1
 NOT_SUPPORTED = 3
 DRIVER_NOT_LOADED = 9
 FUNCTION_NOT_FOUND = 13
@@ -42,6 +43,15 @@ class FakeCard:
     used_bytes: int | None = None
     free_bytes: int | None = None
     processes: tuple[FakeProcess, ...] = ()
+    capability: str = "8.6"
+    link: tuple[int, int, int, int] = (
+        4,
+        16,
+        1,
+        16,
+    )  # most and current generation and width, as of an idle card
+    mig: bool | None = None  # divided; None where the card cannot be
+    lost: bool = False
     failures: Mapping[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -51,7 +61,8 @@ class FakeCard:
             f"  name {self.name}",
             f"  uuid {self.uuid}",
             f"  pci {self.pci}",
-            "  capability 8 6",
+            f"  capability {self.capability.replace('.', ' ')}",
+            f"  link {' '.join(map(str, self.link))}",
             f"  total {self.total_bytes}",
             f"  reserved {self.reserved_bytes}",
             f"  other {self.other_bytes}",
@@ -59,6 +70,8 @@ class FakeCard:
             "  temperature 41",
             "  power 22000",
         ]
+        rows += [] if self.mig is None else [f"  mig {int(self.mig)} {int(self.mig)}"]
+        rows += ["  lost"] if self.lost else []
         rows += [f"  used {self.used_bytes}"] if self.used_bytes is not None else []
         rows += [f"  free {self.free_bytes}"] if self.free_bytes is not None else []
         for process in self.processes:
@@ -106,11 +119,23 @@ class FakeNvml:
         with edited_state(self.state) as state:
             state[:] = [line for line in state if line.split()[:1] != ["fail"]]
 
-    def add_process(self, process: FakeProcess) -> None:
-        """Let another program take memory of the last card."""
+    def lose(self, uuid: str) -> None:
+        """Let a card fall off the bus."""
+        with edited_state(self.state) as state:
+            state.insert(_after(state, uuid), "  lost")
+
+    def find_again(self, uuid: str) -> None:
+        """Let it come back; who has seen it lost must initialise the library again."""
+        with edited_state(self.state) as state:
+            at = _after(state, uuid)
+            del state[state.index("  lost", at)]
+
+    def add_process(self, process: FakeProcess, uuid: str | None = None) -> None:
+        """Let another program take memory of a card; by default of the last one."""
         used = "na" if process.used_bytes is None else process.used_bytes
         with edited_state(self.state) as state:
-            state.append(f"  process {process.kind} {process.pid} {used}")
+            at = len(state) if uuid is None else _after(state, uuid)
+            state.insert(at, f"  process {process.kind} {process.pid} {used}")
 
     def remove_process(self, pid: int) -> None:
         """Let a program give its memory back."""
@@ -118,3 +143,8 @@ class FakeNvml:
             state[:] = [
                 line for line in state if line.split()[:1] != ["process"] or line.split()[2] != str(pid)
             ]
+
+
+def _after(state: list[str], uuid: str) -> int:
+    """The place in the state file behind the line of this card's UUID."""
+    return [line.strip() for line in state].index(f"uuid {uuid}") + 1

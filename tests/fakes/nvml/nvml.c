@@ -8,6 +8,10 @@
  *   fail FUNCTION CODE               FUNCTION returns CODE; before the first "device" for all, after it for that device
  *   device                           begins a card
  *   name TEXT / uuid TEXT / pci TEXT / capability MAJOR MINOR
+ *   link MAX_GENERATION MAX_WIDTH GENERATION WIDTH
+ *   mig CURRENT PENDING              not supported without this line
+ *   lost                             the card has fallen off the bus: every call for it fails, until this line has gone
+ *                                    and the library has been shut down and initialised again
  *   total BYTES / reserved BYTES / other BYTES    "other": used by nobody in particular
  *   used BYTES / free BYTES          instead of the sums below (for absurd figures)
  *   utilisation GPU MEMORY / temperature CELSIUS / power MILLIWATT
@@ -28,9 +32,10 @@
 #include <unistd.h>
 
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    GPU_IS_LOST = 15, UNKNOWN = 999
 };
-enum { MAX_DEVICES = 8, MAX_PROCESSES = 64, MAX_FAILURES = 32, TEXT = 96 };
+enum { MAX_ROWS = 256, MAX_DEVICES = 8, MAX_PROCESSES = 64, MAX_FAILURES = 32, TEXT = 96 };
 #define NOT_AVAILABLE (~0ULL)
 
 typedef unsigned long long u64;
@@ -40,7 +45,8 @@ struct failure { char function[TEXT]; int code; };
 struct failures { int count; struct failure list[MAX_FAILURES]; };
 struct device {
     char name[TEXT], uuid[TEXT], pci[TEXT];
-    int major, minor, has_used, has_free, process_count;
+    int major, minor, has_used, has_free, has_mig, lost, process_count;
+    unsigned link[4], mig[2];
     unsigned gpu_load, memory_load, temperature, power;
     u64 total, reserved, other, used, free;
     struct process processes[MAX_PROCESSES];
@@ -60,8 +66,13 @@ struct nvml_pci {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int references;
-/* Handles are addresses of these; they mean the index only. */
-static char handles[MAX_DEVICES];
+/* Handles are addresses in a row of these; they mean the index only. Each initialisation has a row of its own, and
+   handles of another are refused. */
+static char rows[MAX_ROWS][MAX_DEVICES], *handles = rows[0];
+static int row;
+/* UUIDs of cards that this initialisation of the library has lost for good. */
+static char lost[MAX_DEVICES][TEXT];
+static int lost_count;
 
 static u64 now_ms(void)
 {
@@ -150,6 +161,12 @@ static void read_line(struct state *state, char *line)
         copy_text(device->pci, rest);
     else if (strcmp(line, "capability") == 0)
         sscanf(rest, "%d %d", &device->major, &device->minor);
+    else if (strcmp(line, "link") == 0)
+        sscanf(rest, "%u %u %u %u", &device->link[0], &device->link[1], &device->link[2], &device->link[3]);
+    else if (strcmp(line, "mig") == 0)
+        device->has_mig = sscanf(rest, "%u %u", &device->mig[0], &device->mig[1]) == 2;
+    else if (strcmp(line, "lost") == 0)
+        device->lost = 1;
     else if (strcmp(line, "total") == 0)
         device->total = strtoull(rest, NULL, 10);
     else if (strcmp(line, "reserved") == 0)
@@ -209,6 +226,19 @@ static int demanded(const struct failures *failures, const char *function)
     return SUCCESS;
 }
 
+/* Whether a card is lost, now or since a moment of this initialisation. */
+static int is_lost(const struct device *device)
+{
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < lost_count; i++)
+        found |= strcmp(lost[i], device->uuid) == 0;
+    if (device->lost && !found && lost_count < MAX_DEVICES)
+        copy_text(lost[lost_count++], device->uuid);
+    pthread_mutex_unlock(&lock);
+    return found || device->lost;
+}
+
 /* Every call: read the state, then the failure demanded for the library or the device. */
 static int enter(struct state *state, const char *function, const void *handle, struct device **device)
 {
@@ -225,6 +255,8 @@ static int enter(struct state *state, const char *function, const void *handle, 
     if (slot < handles || slot >= handles + state->device_count)
         return INVALID_ARGUMENT;
     *device = &state->devices[slot - handles];
+    if (is_lost(*device))
+        return GPU_IS_LOST;
     return demanded(&(*device)->failures, function);
 }
 
@@ -256,8 +288,8 @@ static int start(void)
     /* One name for both spellings of the call. */
     if (code == SUCCESS)
         code = demanded(&state.failures, "nvmlInit");
-    if (code == SUCCESS)
-        references++;
+    if (code == SUCCESS && references++ == 0)
+        handles = rows[row = (row + 1) % MAX_ROWS];
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -269,8 +301,8 @@ int nvmlShutdown(void)
 {
     pthread_mutex_lock(&lock);
     int code = references > 0 ? SUCCESS : UNINITIALIZED;
-    if (code == SUCCESS)
-        references--;
+    if (code == SUCCESS && --references == 0)
+        lost_count = 0;
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -314,6 +346,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle)
     ENTER_LIBRARY();
     if (index >= (unsigned)state.device_count)
         return INVALID_ARGUMENT;
+    if (is_lost(&state.devices[index]))
+        return GPU_IS_LOST;
     *handle = &handles[index];
     return demanded(&state.devices[index].failures, __func__);
 }
@@ -323,6 +357,8 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle)
     ENTER_LIBRARY();
     for (int i = 0; i < state.device_count; i++)
         if (strcmp(state.devices[i].uuid, uuid) == 0) {
+            if (is_lost(&state.devices[i]))
+                return GPU_IS_LOST;
             *handle = &handles[i];
             return demanded(&state.devices[i].failures, __func__);
         }
@@ -357,6 +393,44 @@ int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor)
     ENTER(handle);
     *major = device->major;
     *minor = device->minor;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(void *handle, unsigned *generation)
+{
+    ENTER(handle);
+    *generation = device->link[0];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *width)
+{
+    ENTER(handle);
+    *width = device->link[1];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(void *handle, unsigned *generation)
+{
+    ENTER(handle);
+    *generation = device->link[2];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *width)
+{
+    ENTER(handle);
+    *width = device->link[3];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending)
+{
+    ENTER(handle);
+    if (!device->has_mig)
+        return NOT_SUPPORTED;
+    *current = device->mig[0];
+    *pending = device->mig[1];
     return SUCCESS;
 }
 

@@ -1,0 +1,72 @@
+"""The command lines that a remedy names, to be copied by a person. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from lllm3090d.planning.request import PlanRequest, option_of
+
+CTL = "lllm3090ctl"
+_SAME_OPTION = frozenset({"cache_type_v"})  # one option stands for K and V
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody asked for, as it can be asked again with a change.
+
+    Attributes:
+        name: the model; empty where nobody knows, and then there is no command.
+        request: its own options, without what the engine's arguments or the settings say.
+        arguments: further ones for the engine.
+        stated: fields of the request that those arguments decide: an option beside them would contradict them.
+        verb: ``load`` or ``plan``.
+        more: further words of the command, such as ``--card``.
+    """
+
+    name: str = ""
+    request: PlanRequest = field(default_factory=PlanRequest)
+    arguments: tuple[str, ...] = ()
+    stated: frozenset[str] = frozenset()
+    verb: str = "load"
+    more: tuple[str, ...] = ()
+
+
+NOBODY = Wish()
+
+
+def asking_again(asked: Wish, changes: Mapping[str, Any]) -> str:
+    """The command that asks for the same with some fields of the request changed; empty where none can.
+
+    Args:
+        asked: what was asked for.
+        changes: new values by field of :class:`lllm3090d.planning.request.PlanRequest`.
+    """
+    request = replace(asked.request, **changes)
+    if not asked.name or asked.stated & changes.keys() or request.cache_type_k is not request.cache_type_v:
+        return ""
+    words = [CTL, asked.verb, asked.name, *asked.more, *_options(request)]
+    if asked.arguments:
+        words += ["--", *asked.arguments]
+    return shlex.join(words)
+
+
+def unloading(names: tuple[str, ...]) -> str:
+    """The commands that unload some models, in one line."""
+    return " && ".join(shlex.join([CTL, "unload", name]) for name in names)
+
+
+def _options(request: PlanRequest) -> list[str]:
+    """A request as options of the client; what is as usual is left out."""
+    usual = PlanRequest()
+    words: list[str] = []
+    for each in fields(PlanRequest):
+        value = getattr(request, each.name)
+        if each.name in _SAME_OPTION or value == getattr(usual, each.name):
+            continue
+        words.append(option_of(each.name))
+        if value is not True:
+            words.append(str(value))
+    return words

@@ -1,0 +1,106 @@
+"""A decision made a unit: its record, its command line, what it reserves of each memory. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lllm3090d.engines.arguments import launch as engine_launch
+from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.planner import Plan
+from lllm3090d.planning.quote import Place
+from lllm3090d.planning.request import PlanRequest
+from lllm3090d.serving.admitting import Admit
+from lllm3090d.serving.events import LoadRequested, Observation
+from lllm3090d.serving.extras import extra_of
+from lllm3090d.serving.ledger import Share
+from lllm3090d.serving.observation import HOST
+from lllm3090d.serving.policy import Policy
+from lllm3090d.serving.unit_spec import Record, UnitSpec, memory_max_bytes, socket_path, unit_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """All that a launch needs."""
+
+    record: Record
+    spec: UnitSpec
+    shares: tuple[Share, ...]
+    argv: tuple[str, ...]
+
+
+def shares_of(plan: Plan, cards: tuple[str, ...], kind: CardKind) -> tuple[Share, ...]:
+    """What a launch takes of each memory.
+
+    Args:
+        plan: the launch.
+        cards: UUIDs of its cards, in the order of its devices; the host's name where host memory is the card.
+        kind: of the cards.
+    """
+    beside = tuple(item for item in plan.quote.items if item.place is Place.HOST)
+    if plan.split is not None and len(cards) > 1:
+        on_cards = tuple(
+            Share(uuid, tuple(ledger.items)) for uuid, ledger in zip(cards, plan.split.ledgers, strict=True)
+        )
+    else:
+        items = tuple(item for item in plan.quote.items if item.place is Place.CARD)
+        on_cards = (Share(cards[0], items),)
+    if kind is CardKind.CPU or not beside:
+        return on_cards
+    return (*on_cards, Share(HOST, beside))
+
+
+def launched(
+    event: LoadRequested, decision: Admit, observation: Observation, policy: Policy, wish: PlanRequest
+) -> Launched:
+    """The unit of an admitted load.
+
+    Args:
+        event: the load.
+        decision: the plan and its cards.
+        observation: the cards.
+        policy: from the settings.
+        wish: what the load itself asked for, to be told from other loads later.
+
+    Raises:
+        LlmError: as :func:`lllm3090d.engines.arguments.launch`; SOCKET_PATH_TOO_LONG.
+    """
+    plan = decision.plan
+    extra = extra_of(event, policy.extra_arguments)
+    socket = socket_path(policy.engine_sockets_dir, event.checkpoint.name, event.run)
+    projector, drafter = event.checkpoint.projector, event.checkpoint.drafter
+    drafts_from: Path | None = None
+    if drafter is not None and plan.launch.drafter is not None:
+        drafts_from = drafter.path
+    launch = engine_launch(
+        event.build,
+        event.capabilities,
+        event.checkpoint.path,
+        plan,
+        socket,
+        event.checkpoint.name,
+        projector_path=projector.path if projector else None,
+        drafter_path=drafts_from,
+        extra=extra,
+        inherited=policy.inherited_environment,
+    )
+    shares = shares_of(plan, decision.cards, observation.card.kind)
+    record = Record.of(
+        run=event.run,
+        checkpoint=event.checkpoint,
+        plan=plan,
+        socket=socket,
+        engine_version=event.capabilities.version,
+        engine_server=event.build.server,
+        arguments=extra.shown,
+        asked=wish,
+        shares=shares,
+    )
+    spec = unit_spec(
+        record=record,
+        launch=launch,
+        memory_max=memory_max_bytes(plan, observation.card.kind),
+        stop_timeout_s=policy.stop_timeout_s,
+        inherited=policy.inherited_environment,
+    )
+    return Launched(record, spec, shares, launch.argv)

@@ -1,0 +1,127 @@
+"""``/v1/release``, ``/v1/resume`` and ``/v1/models/{name}/pin`` of the control API, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiohttp import ClientSession, UnixConnector, web
+
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.serving.daemon import Daemon
+from lllm3090d.serving.events import ReleaseDone
+from lllm3090d.surfaces.control import ControlApi
+
+pytestmark = pytest.mark.unit
+
+DEADLINE_S = 20.0
+
+
+class FakeDaemon:
+    """The part of the daemon that is asked here; it remembers the questions."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.was_released = True
+
+    async def release(self, *, until_resume: bool) -> ReleaseDone:
+        """Two models go."""
+        self.asked.append(("release", until_resume))
+        return ReleaseDone("t", ("a", "b"), 7)
+
+    async def resume(self) -> bool:
+        """As the test says."""
+        self.asked.append(("resume",))
+        return self.was_released
+
+    async def pin(self, name: str, *, pinned: bool) -> SimpleNamespace:
+        """One model is loaded."""
+        self.asked.append(("pin", name, pinned))
+        if name != "dir/a model":
+            raise LlmError(ErrorCode.NOT_LOADED, f"{name} is not loaded", hint="lllm3090ctl ps")
+        return SimpleNamespace(name=name, run="0a1b")
+
+
+def serve(directory: Path, daemon: FakeDaemon, test: Callable[[ClientSession], Awaitable[None]]) -> None:
+    """Run a test against the application on a real socket."""
+
+    async def main() -> None:
+        runner = web.AppRunner(ControlApi(cast(Daemon, daemon), "252").application(), access_log=None)
+        await runner.setup()
+        try:
+            await web.UnixSite(runner, str(directory / "s")).start()
+            async with asyncio.timeout(DEADLINE_S):
+                async with ClientSession(connector=UnixConnector(str(directory / "s"))) as session:
+                    await test(session)
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def posted(directory: Path, daemon: FakeDaemon, target: str, body: str) -> tuple[int, dict[str, Any]]:
+    """Status and document of one request."""
+    found: list[tuple[int, dict[str, Any]]] = []
+
+    async def test(session: ClientSession) -> None:
+        async with session.post(f"http://d{target}", data=body) as answer:
+            found.append((answer.status, await answer.json(content_type=None)))
+
+    serve(directory, daemon, test)
+    return found[0]
+
+
+@pytest.mark.parametrize(("body", "until"), [("{}", False), ('{"until_resume": true}', True)])
+def test_release(tmp_path: Path, body: str, until: bool) -> None:
+    daemon = FakeDaemon()
+    status, answer = posted(tmp_path, daemon, "/v1/release", body)
+    assert daemon.asked == [("release", until)]
+    assert answer.pop("elapsed_s") >= 0
+    assert (status, answer) == (200, {"names": ["a", "b"], "released_bytes": 7, "until_resume": until})
+
+
+@pytest.mark.parametrize("was_released", [True, False])
+def test_resume(tmp_path: Path, was_released: bool) -> None:
+    daemon = FakeDaemon()
+    daemon.was_released = was_released
+    assert posted(tmp_path, daemon, "/v1/resume", "{}") == (200, {"was_released": was_released})
+    assert daemon.asked == [("resume",)]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pin(tmp_path: Path, pinned: bool) -> None:
+    daemon = FakeDaemon()
+    body = f'{{"pinned": {str(pinned).lower()}}}'
+    answer = posted(tmp_path, daemon, "/v1/models/dir%2Fa%20model/pin", body)
+    assert answer == (200, {"name": "dir/a model", "run": "0a1b", "pinned": pinned})
+    assert daemon.asked == [("pin", "dir/a model", pinned)]
+
+
+def test_pin_of_what_is_not_loaded(tmp_path: Path) -> None:
+    status, answer = posted(tmp_path, FakeDaemon(), "/v1/models/other/pin", '{"pinned": true}')
+    assert (status, answer["code"], answer["exit_status"]) == (404, "not_loaded", 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status"),
+    [
+        ("/v1/release", "", 400),
+        ("/v1/release", '{"until_resume": 1}', 422),
+        ("/v1/release", '{"until": true}', 422),
+        ("/v1/release", "[]", 422),
+        ("/v1/resume", "", 400),
+        ("/v1/resume", '{"now": true}', 422),
+        ("/v1/models/a/pin", "{}", 422),
+        ("/v1/models/a/pin", '{"pinned": "yes"}', 422),
+        ("/v1/models//pin", '{"pinned": true}', 404),
+        ("/v1/models/a/nail", '{"pinned": true}', 404),
+    ],
+)
+def test_bad_requests_never_reach_the_daemon(tmp_path: Path, target: str, body: str, status: int) -> None:
+    daemon = FakeDaemon()
+    assert posted(tmp_path, daemon, target, body)[0] == status
+    assert daemon.asked == []

@@ -1,0 +1,94 @@
+"""Instances and waiting loads as clients see them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from lllm3090d.planning.units import MIB
+from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.ledger import Ledger, Share
+from lllm3090d.serving.observation import HOST
+from lllm3090d.serving.views import instance_view, pending_view
+from lllm3090d.serving.waiting import Waiting
+from tests.fakes.card_scenes import NOW_S, QWEN, Desk, instance, item
+
+pytestmark = pytest.mark.unit
+
+SINCE = "2026-11-30T11:20:00Z"
+
+
+def test_what_it_holds_of_each_memory() -> None:
+    desk = Desk()
+    view = instance_view(desk.instances["q1"], desk.ledger, SINCE, NOW_S)
+    assert (view.reserved_bytes, view.measured_bytes) == (11868 * MIB, 11900 * MIB)
+    assert [(each.where, each.reserved_bytes // MIB, each.age_s) for each in view.reservations] == [
+        ("GPU-1", 11868, 870.0),
+        ("host", 2648, 870.0),
+    ]
+    assert all(each.items == () for each in view.reservations)
+
+
+def test_a_model_on_several_cards_is_told_by_their_sum() -> None:
+    ledger, made = Ledger(), instance("divided", "d1", QWEN)
+    ledger.hold(
+        "d1", "divided", [Share("GPU-1", (item("weights", 5),)), Share("GPU-2", (item("weights", 7),))]
+    )
+    assert instance_view(made, ledger, SINCE, NOW_S).measured_bytes is None
+    ledger.confirm("d1", {"GPU-2": 9 * MIB})
+    view = instance_view(made, ledger, SINCE, NOW_S)
+    assert (view.reserved_bytes, view.measured_bytes) == (12 * MIB, 9 * MIB)
+
+
+def test_where_host_memory_is_the_card_it_is_the_reservation() -> None:
+    ledger, made = Ledger(), instance("small", "h1", QWEN)
+    ledger.hold("h1", "small", [Share(HOST, (item("weights", 5),))])
+    assert instance_view(made, ledger, SINCE, NOW_S).reserved_bytes == 5 * MIB
+
+
+def test_one_that_has_ended_holds_nothing() -> None:
+    view = instance_view(instance("dead", "x", QWEN, InstanceState.FAILED), Ledger(), SINCE, NOW_S)
+    assert (view.reserved_bytes, view.measured_bytes, view.reservations, view.idle_s) == (0, None, (), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle_s"),
+    [
+        ({}, None),  # never ready
+        ({"ready_since_s": NOW_S - 60}, 60.0),
+        ({"ready_since_s": NOW_S - 60, "last_used_s": NOW_S - 5}, 5.0),
+        ({"last_used_s": NOW_S - 5, "busy": True}, None),
+        ({"last_used_s": NOW_S - 5, "busy": False}, 5.0),
+        ({"last_used_s": NOW_S - 5, "leases": {"a"}}, None),
+        ({"last_used_s": NOW_S - 5, "state": InstanceState.STOPPING}, None),
+        ({"last_used_s": NOW_S + 5}, 0.0),  # the clock is read a moment later elsewhere
+    ],
+)
+def test_since_when_it_is_idle(changes: dict[str, object], idle_s: float | None) -> None:
+    made = instance("x", "x", QWEN)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    view = instance_view(made, Ledger(), SINCE, NOW_S)
+    assert view.idle_s == idle_s
+    assert view.busy == changes.get("busy")
+
+
+def test_pins_and_leases() -> None:
+    made = instance("x", "x", QWEN)
+    made.pinned, made.leases = True, {"a", "b"}
+    view = instance_view(made, Ledger(), SINCE, NOW_S)
+    assert (view.pinned, view.leases) == (True, 2)
+
+
+def test_who_waits() -> None:
+    waiting = cast(
+        Waiting,
+        SimpleNamespace(
+            name="Gemma", token="a-token-of-test", why="room", since_s=NOW_S - 3, deadline_s=NOW_S + 7
+        ),
+    )
+    view = pending_view(waiting, NOW_S)
+    assert (view.name, view.why, view.waiting_s, view.remaining_s) == ("Gemma", "room", 3.0, 7.0)
+    assert pending_view(waiting, NOW_S + 100).remaining_s == 0.0
