@@ -241,6 +241,11 @@ class Settings(BaseModel):
         default=5.0,
         description="seconds that a model must have been idle before it may be unloaded for another one",
     )
+    serve_smaller: bool = Field(
+        default=False,
+        description="take a smaller context than the one that was asked for where that does not fit, down to the"
+        " 40,960 tokens that an agent needs",
+    )
     stop_models_on_exit: bool = Field(
         default=False, description="stop the models when the daemon is stopped"
     )

@@ -97,6 +97,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # What a person wants kept as it is: kind 'released' with no subject, kind 'pinned' with a run.
         "CREATE TABLE holds (kind TEXT NOT NULL, subject TEXT NOT NULL, PRIMARY KEY (kind, subject)) WITHOUT ROWID",
     ),
+    (
+        """CREATE TABLE fingerprints (
+            id INTEGER PRIMARY KEY,
+            stamps TEXT NOT NULL UNIQUE,
+            fingerprint TEXT NOT NULL
+        )""",
+    ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lllm3090d.engines.builds import library_environment
@@ -18,12 +18,14 @@ from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.extra_arguments import ALTERED_BY_SYSTEMD, NOTHING, ExtraArguments
 from lllm3090d.engines.process import FIXED_ENVIRONMENT
 from lllm3090d.engines.tier_flags import TIER_VARIABLES, TierArguments, tier_arguments, tier_offer
+from lllm3090d.engines.visibility import Sight
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.launch import Launch as Sizes
 from lllm3090d.planning.launch import SpecType
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import Features, TierRoom
+from lllm3090d.planning.split import on_one_card
 from lllm3090d.planning.tier_conditions import HostMemory, TierMachine
 from lllm3090d.planning.tier_speed import link_speed
 
@@ -70,6 +72,7 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
     projector_path: Path | None = None,
     extra: ExtraArguments = NOTHING,
     inherited: Mapping[str, str] | None = None,
+    sight: Sight | None = None,
 ) -> Launch:
     """The command line and environment that carry out a plan with this build.
 
@@ -84,6 +87,7 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
         projector_path: absolute path of the model's projector; needed where the plan has one.
         extra: further arguments of a person, checked; those with a price are in the plan.
         inherited: environment that the engine's unit starts from; None for this process's own.
+        sight: how the launch is kept to its cards, in the order of the plan's; None where there is only one.
 
     Raises:
         ValueError: a path that is not absolute, a drafter for a plan without a draft, or no path for a plan with a
@@ -93,6 +97,7 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
             SOCKET_PATH_TOO_LONG where the socket cannot be named.
     """
     base = os.environ if inherited is None else inherited
+    plan = plan if sight is None else _in_sight(plan, sight)
     _check_server(build)
     _check_device(build, capabilities, plan)
     line = _CommandLine(build, capabilities)
@@ -130,6 +135,7 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
         **dict(extra.environment),
         **line.environment,
         **(CARD_ORDER if plan.split is not None and capabilities.backend is Backend.CUDA else {}),
+        **(dict(sight.environment) if sight is not None else {}),
         **FIXED_ENVIRONMENT,
     }
     read = {name for name in capabilities.variables if name.startswith(ENGINE_VARIABLE_PREFIXES)}
@@ -139,6 +145,15 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
         environment=tuple(sorted(environment.items())),
         unset=tuple(sorted(read - environment.keys())),
     )
+
+
+def _in_sight(plan: Plan, sight: Sight) -> Plan:
+    """The same plan with the engine's own names of its cards."""
+    if plan.split is None or len(plan.split.devices) != len(sight.devices):
+        if len(sight.devices) != 1:
+            raise ValueError(f"{len(sight.devices)} devices for a plan on one card")
+        return replace(plan, split=on_one_card(sight.devices[0], plan.quote))
+    return replace(plan, split=replace(plan.split, devices=sight.devices))
 
 
 def features(

@@ -94,6 +94,21 @@ class DryRunAbility:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """A line of ``--list-devices``.
+
+    Attributes:
+        name: by which options name it, e.g. ``CUDA0``.
+        description: usually the product's name.
+        total_bytes: of its memory, in whole MiB.
+    """
+
+    name: str
+    description: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """The answers of a build.
 
@@ -107,6 +122,7 @@ class Capabilities:
         options: the options of its ``--help`` with values, defaults and aliases.
         dry_run: the program that projects memory; None where there is none beside the server.
         virtual_memory: its CUDA devices have virtual memory; None where it did not say.
+        listed: the devices with what is said of them.
     """
 
     version: str
@@ -118,6 +134,7 @@ class Capabilities:
     options: tuple[Option, ...] = ()
     dry_run: DryRunAbility | None = None
     virtual_memory: bool | None = None
+    listed: tuple[ListedDevice, ...] = ()
 
     def option(self, name: str) -> Option | None:
         """The option with that spelling; None where the build has none."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from lllm3090d.engines.capabilities import Backend, Option
+from lllm3090d.engines.capabilities import Backend, ListedDevice, Option
+from lllm3090d.planning.units import MIB
 
 OPTION_LINE = re.compile(
     r"^(?P<names>-{1,2}[A-Za-z][^\s,]*(?:,\s+-{1,2}[A-Za-z][^\s,]*)*)(?P<rest>.*)$", re.MULTILINE
@@ -34,7 +35,9 @@ VERSION_COMMIT = re.compile(r"\bcommit (\w+)|^\d+ \((\w+)\)")
 LEAST_NUMBER = 1000
 
 DEVICES_MARK = "Available devices:"
-DEVICE_LINE = re.compile(r"^\s+(?P<name>[A-Za-z][A-Za-z0-9_]*): .*\(\d+ MiB, \d+ MiB free\)\s*$")
+DEVICE_LINE = re.compile(
+    r"^\s+(?P<name>[A-Za-z][A-Za-z0-9_]*): (?P<description>.*)\((?P<total_mib>\d{1,9}) MiB, \d+ MiB free\)\s*$"
+)
 BACKENDS: Mapping[str, Backend] = {
     "CUDA": Backend.CUDA,
     "Vulkan": Backend.VULKAN,
@@ -175,3 +178,14 @@ def parse_devices(text: str) -> tuple[tuple[str, ...], Backend]:
     if all(kind in HOST_ACCELERATORS for kind in kinds) and (names or listed in ([], ["(none)"], ["none"])):
         return names, Backend.CPU
     return names, Backend.UNKNOWN
+
+
+def parse_listed(text: str) -> tuple[ListedDevice, ...]:
+    """Every device of ``--list-devices`` with what is said of it."""
+    lines = text.rpartition(DEVICES_MARK)[2].splitlines() if DEVICES_MARK in text else []
+    matches = (DEVICE_LINE.match(line) for line in lines)
+    return tuple(
+        ListedDevice(match["name"], match["description"].strip(), int(match["total_mib"]) * MIB)
+        for match in matches
+        if match
+    )

@@ -19,6 +19,7 @@ from lllm3090d.engines.help_text import (
     VARIABLE,
     parse_devices,
     parse_help,
+    parse_listed,
     parse_options,
     parse_version,
 )
@@ -142,6 +143,7 @@ def capabilities_of(build: Build, texts: Texts, devices: str | None) -> Capabili
         options=options,
         dry_run=DryRunAbility(program, parse_help(texts.dry_run_usage)[0]) if program else None,
         virtual_memory=None if devices is None else reports_virtual_memory(devices),
+        listed=() if devices is None else parse_listed(devices),
     )
 
 

@@ -224,7 +224,7 @@ class Planner:
             self.room,
             self.request,
             lambda room, request: replace(each, room=room, request=request)._planned(),
-            self._is_enough,
+            self.is_enough,
         )
 
     def _kept_to(self) -> Plan:
@@ -245,7 +245,7 @@ class Planner:
             made = replace(self, calibration=known)._planned()
         return made
 
-    def _is_enough(self, made: Plan) -> bool:
+    def is_enough(self, made: Plan) -> bool:
         """More cards would be of no use."""
         mixture = bool(self.facts.expert_count)
         useful = offload.USEFUL_MIXTURE_TOKENS if mixture else offload.USEFUL_DENSE_TOKENS
@@ -572,6 +572,7 @@ class Planner:
             launch,
             self.card_kind,
             may_offload=not by_hand,
+            keeps_host_caches=self.keeps_host_caches,
             asked_tokens=self.request.context_tokens,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
@@ -13,10 +13,10 @@ from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning import cache, offload
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.quote import Launch, Place, Quote
-from lllm3090d.planning.search import Variant
+from lllm3090d.planning.search import Variant, last_within
 from lllm3090d.planning.slots import most_slots
 from lllm3090d.planning.split import DeviceSplit
-from lllm3090d.planning.units import MIB, mib_tenths, mib_text, tenths_text
+from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_tenths, mib_text, tenths_text
 
 
 def too_large(
@@ -25,6 +25,7 @@ def too_large(
     card_kind: CardKind,
     *,
     may_offload: bool = True,
+    keeps_host_caches: bool = False,
     asked_tokens: int | None = None,
 ) -> LlmError:
     """The refusal of a launch that does not fit: INSUFFICIENT_MEMORY with its ledger and remedies.
@@ -34,6 +35,7 @@ def too_large(
         launch: the launch that is refused.
         card_kind: whose memory is too small.
         may_offload: nobody gave the placement, so that it can be left to the planner.
+        keeps_host_caches: sizes of what is kept in host memory were asked for, so that they are not made smaller.
         asked_tokens: context of all slots that was asked for; None where it was open.
     """
     facts, quote = variant.facts, variant.price(launch)
@@ -45,7 +47,8 @@ def too_large(
         gives = f"{variant.room.giver} can give {{}} MiB"
     needed = quote.total_bytes(place)
     smallest = variant.price(variant.launch(variant.least_window(), launch.parallel)).total_bytes(place)
-    remedies, details = _remedies(variant, launch, asked_tokens, may_offload=may_offload)
+    bench = _Bench(variant, keeps_host_caches)
+    remedies, details = _remedies(bench, launch, asked_tokens, may_offload=may_offload)
     split = None if beside else variant.split(launch)
     missing = needed - room
     asked = (
@@ -167,36 +170,80 @@ def sum_in_mib(quote: Quote, place: Place) -> str:
     return " + ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Where remedies are tried: what is recommended must be granted when it is asked for, beside the card too.
+
+    Attributes:
+        variant: what was to be launched.
+        keeps_host_caches: what is kept in host memory only to be quick is not given up where that is short.
+    """
+
+    variant: Variant
+    keeps_host_caches: bool
+
+    def changed(self, template: Launch) -> _Bench:
+        """The same with another template."""
+        return replace(self, variant=self.variant.changed(template=template))
+
+    def fits(self, launch: Launch) -> bool:
+        """It fits on the card and beside it."""
+        return self.variant.fits(launch) and self._excess_beside_bytes(launch) <= 0
+
+    def largest_window(self, slots: int) -> int | None:
+        """As :meth:`Variant.largest_window`, beside the card too."""
+        variant = self.variant
+        window = variant.largest_window(slots)
+        if window is None or self._excess_beside_bytes(variant.launch(window, slots)) <= 0:
+            return window
+        pages = last_within(
+            window // PAGE_TOKENS,
+            lambda n: self._excess_beside_bytes(variant.launch(n * PAGE_TOKENS, slots)),
+        )
+        return pages * PAGE_TOKENS or None
+
+    def _excess_beside_bytes(self, launch: Launch) -> int:
+        """By how much host memory is too small for it, without what can be given up there; 0 or less where it fits."""
+        room = self.variant.room.host
+        if room is None or self.variant.backend is Backend.CPU:
+            return 0
+        if not self.keeps_host_caches:
+            launch = replace(launch, prompt_cache_mib=0, context_checkpoints=0)
+        return self.variant.price(launch).total_bytes(Place.HOST) - room
+
+
 def _remedies(
-    variant: Variant, launch: Launch, asked_tokens: int | None, *, may_offload: bool
+    bench: _Bench, launch: Launch, asked_tokens: int | None, *, may_offload: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """Sentences for a person and figures for a program; a figure is None where nothing fits."""
+    variant = bench.variant
     sentences: list[str] = []
     details: dict[str, Any] = {"largest_context_tokens": None, "largest_parallel": None}
-    window = variant.largest_window(launch.parallel)
+    window = bench.largest_window(launch.parallel)
     if window is not None:
         largest = variant.launch(window, launch.parallel).context_tokens
         details["largest_context_tokens"] = largest
         sentences.append(
             f"{largest:,} tokens of context would fit in {slots_text(launch.parallel)} (--context {largest})."
         )
-    elif asked_tokens is None or not _add_fewer_slots(variant, launch, asked_tokens, sentences, details):
-        _add_least_slots(variant, launch, asked_tokens, sentences, details)
+    elif asked_tokens is None or not _add_fewer_slots(bench, launch, asked_tokens, sentences, details):
+        _add_least_slots(bench, launch, asked_tokens, sentences, details)
     if _q8_0_is_smaller(launch):
-        _add_q8_0(variant, launch, window, sentences, details)
-    _add_lighter(variant, launch, sentences, details)
+        _add_q8_0(bench, launch, window, sentences, details)
+    _add_lighter(bench, launch, sentences, details)
     if may_offload and variant.backend is not Backend.CPU:
         _add_offload(variant, launch, sentences, details)
     if not sentences:
-        sentences.append(_nothing_fits(variant, details, may_offload=may_offload))
+        sentences.append(_nothing_fits(bench, details, may_offload=may_offload))
     return sentences, details
 
 
 def _add_fewer_slots(
-    variant: Variant, launch: Launch, asked_tokens: int, sentences: list[str], details: dict[str, Any]
+    bench: _Bench, launch: Launch, asked_tokens: int, sentences: list[str], details: dict[str, Any]
 ) -> bool:
     """Say how many slots would do for the context that was asked for; whether any would."""
-    slots = most_slots(launch.parallel - 1, lambda n: variant.fits(variant.with_context(asked_tokens, n)))
+    variant = bench.variant
+    slots = most_slots(launch.parallel - 1, lambda n: bench.fits(variant.with_context(asked_tokens, n)))
     if slots * variant.limit_tokens < max(1, asked_tokens):
         return False
     details["largest_parallel"] = slots
@@ -205,15 +252,16 @@ def _add_fewer_slots(
 
 
 def _add_least_slots(
-    variant: Variant,
+    bench: _Bench,
     launch: Launch,
     asked_tokens: int | None,
     sentences: list[str],
     details: dict[str, Any],
 ) -> None:
     """Say how many slots of the least window would do, with less context than was asked for."""
+    variant = bench.variant
     least = variant.least_window()
-    slots = most_slots(launch.parallel - 1, lambda n: variant.fits(variant.launch(least, n)))
+    slots = most_slots(launch.parallel - 1, lambda n: bench.fits(variant.launch(least, n)))
     if not slots:
         return
     details["largest_parallel"] = slots
@@ -225,15 +273,16 @@ def _add_least_slots(
     sentences.append(f"{slots_text(slots)} would fit ({how}).")
 
 
-def _add_lighter(variant: Variant, launch: Launch, sentences: list[str], details: dict[str, Any]) -> None:
+def _add_lighter(bench: _Bench, launch: Launch, sentences: list[str], details: dict[str, Any]) -> None:
     """What may be given up beside context: drafting, the projector's place, the prompt cache."""
-    plain = variant.changed(template=replace(variant.template, draft=None))
+    variant = bench.variant
+    plain = bench.changed(replace(variant.template, draft=None))
     if launch.draft is not None and plain.fits(replace(launch, draft=None)):
         details["fits_without_drafting"] = True
         sentences.append("Without drafting (--draft off) it would fit as asked.")
     if variant.projector is not None and launch.projector_on_card and variant.backend is not Backend.CPU:
         beside = replace(launch, projector_on_card=False)
-        if variant.fits(beside):
+        if bench.fits(beside):
             details["fits_with_projector_on_host"] = True
             sentences.append("With the projector in host memory (--projector host) it would fit as asked.")
     if variant.backend is Backend.CPU and variant.fits(replace(launch, prompt_cache_mib=0)):
@@ -259,15 +308,16 @@ def _q8_0_is_smaller(launch: Launch) -> bool:
 
 
 def _add_q8_0(
-    variant: Variant, launch: Launch, window: int | None, sentences: list[str], details: dict[str, Any]
+    bench: _Bench, launch: Launch, window: int | None, sentences: list[str], details: dict[str, Any]
 ) -> None:
     """Say what a q8_0 cache would change, where the model can have one and it changes something."""
+    variant = bench.variant
     q8_0 = replace(variant.template, cache_type_k=CacheType.Q8_0, cache_type_v=CacheType.Q8_0)
     try:
         cache.check_cache_types(variant.facts, q8_0.cache_type_k, q8_0.cache_type_v)
     except LlmError:
         return  # no remedy: this model cannot have such a cache
-    smaller = variant.changed(template=q8_0)
+    smaller = bench.changed(q8_0)
     if smaller.fits(
         replace(q8_0, context_tokens=launch.context_tokens, parallel=launch.parallel, draft=launch.draft)
     ):
@@ -279,16 +329,23 @@ def _add_q8_0(
     details["fits_with_q8_0"] = False
     largest = smaller.largest_window(launch.parallel)
     if largest is not None and largest > (window or 0):
-        tokens = smaller.launch(largest, launch.parallel).context_tokens
+        tokens = smaller.variant.launch(largest, launch.parallel).context_tokens
         details["largest_context_tokens_with_q8_0"] = tokens
         sentences.append(
             f"With --cache-type {CacheType.Q8_0} {tokens:,} tokens would fit (--context {tokens})."
         )
 
 
-def _nothing_fits(variant: Variant, details: dict[str, Any], *, may_offload: bool) -> str:
+def _nothing_fits(bench: _Bench, details: dict[str, Any], *, may_offload: bool) -> str:
+    variant = bench.variant
     window = variant.least_window()
-    least = mib_text(variant.need_bytes(variant.launch(window, 1)))
+    smallest = variant.launch(window, 1)
+    if variant.fits_card(smallest) and not bench.fits(smallest):
+        return (
+            "Even for the smallest launch host memory is too small beside the card: close programs that hold some, or"
+            " choose a smaller model."
+        )
+    least = mib_text(variant.need_bytes(smallest))
     if may_offload and variant.backend is not Backend.CPU:
         offloaded = offload.least_offload(variant, window, 1, variant.template.micro_batch_tokens)
         if offloaded is not None:

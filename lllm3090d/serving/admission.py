@@ -94,8 +94,10 @@ def _card_budget(
     resident = state.resident if state.attributed else {}
     # An engine may hold more than it was priced at before anybody has measured it.
     charged = {each.run: max(each.charged_bytes, resident.get(each.run, 0)) for each in stays}
+    # What a run holds without a promise, on a card that it was not meant for, is taken all the same.
+    beyond = sum(size for run, size in in_use.items() if run not in gone and ledger.get(run, where) is None)
     claims = Claims(
-        charged_bytes=sum(charged[each.run] for each in stays if each.state is not _QUARANTINED),
+        charged_bytes=beyond + sum(charged[each.run] for each in stays if each.state is not _QUARANTINED),
         still_to_come_bytes=sum(
             max(0, each.reserved_bytes - resident.get(each.run, 0)) for each in stays if each.state is _HELD
         ),
@@ -121,6 +123,11 @@ def held_now(state: CardState, ledger: Ledger) -> Mapping[str, int]:
             held[each.run] = min(left, each.charged_bytes)
             left -= held[each.run]
     return held
+
+
+def foreign_bytes(state: CardState, ledger: Ledger) -> int:
+    """What strangers hold of a card. Raises LlmError CARD_UNREADABLE."""
+    return max(0, state.read().used_bytes - sum(held_now(state, ledger).values()))
 
 
 def unlisted_bytes(state: CardState) -> int:

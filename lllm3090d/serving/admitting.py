@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lllm3090d.engines.capabilities import Backend
+from lllm3090d.engines.visibility import can_be_kept_to, sight
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.devices import DeviceRoom
 from lllm3090d.planning.planner import LEAST_DRAFTED_WINDOW_TOKENS, CappedBy, Plan, Planner
-from lllm3090d.planning.request import PlanRequest, Room
+from lllm3090d.planning.request import Offload, PlanRequest, Room
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import Rooms, Victim, fewest_victims, rooms
@@ -26,14 +26,6 @@ from lllm3090d.serving.ledger import Ledger, ReservationState
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unruled import OfferedPlan
-
-# By which engines name cards, in the order in which they see them.
-DEVICE_PREFIXES = {
-    Backend.CUDA: "CUDA",
-    Backend.ROCM: "ROCm",
-    Backend.VULKAN: "Vulkan",
-    Backend.SYCL: "SYCL",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +70,10 @@ class Refuse:
 Decision = Admit | Evict | Wait | Refuse
 
 
-def device_name(backend: Backend, index: int) -> str:
-    """By which an engine that sees these cards names one of them."""
-    return f"{DEVICE_PREFIXES.get(backend, str(backend))}{index}"
+def card_name(observation: Observation, uuid: str) -> str:
+    """A card of this machine by its number, which ``--gpu`` takes; so plans name it, whatever an engine calls it."""
+    numbers = {state.card.uuid: number for number, state in enumerate(observation.cards)}
+    return f"GPU{numbers[uuid]}"
 
 
 def room_for(event: LoadRequested, observation: Observation, given: Rooms) -> Room:
@@ -93,9 +86,10 @@ def room_for(event: LoadRequested, observation: Observation, given: Rooms) -> Ro
             DeviceRoom(
                 state.read().total_bytes,
                 given.cards[state.card.uuid].grantable_bytes,
-                device_name(event.capabilities.backend, index),
+                card_name(observation, state.card.uuid),
             )
-            for index, state in enumerate(s for s in observation.cards if s.card.uuid in usable)
+            for state in observation.cards
+            if state.card.uuid in usable
         )
     return Room(first.grantable_bytes, given.host_bytes, cards)
 
@@ -103,19 +97,37 @@ def room_for(event: LoadRequested, observation: Observation, given: Rooms) -> Ro
 def usable_cards(event: LoadRequested, observation: Observation, given: Rooms) -> tuple[str, ...]:
     """The cards that a load may be on, the one with the most memory first.
 
+    Those that its engine cannot be kept to are none of them.
+
     Raises:
-        LlmError: CARD_UNREADABLE where none can be read; INVALID_REQUEST for a card that is not there.
+        LlmError: CARD_UNREADABLE where none can be read; INVALID_REQUEST for a card that is not there; ENGINE_UNUSABLE
+            where the engine can be kept to none.
     """
+    cards = tuple(each.card for each in observation.cards)
     if event.card is not None:
         state = observation.of(event.card)
         if state is None:
-            raise refusals.no_such_card(event.card, tuple(each.card for each in observation.cards))
+            raise refusals.no_such_card(event.card, cards)
         state.read()
+        sight(event.capabilities, cards, (state.card,))
         return (event.card,)
-    usable = tuple(state.card.uuid for state in observation.cards if state.card.uuid in given.cards)
-    if not usable:
+    readable = [state.card for state in observation.cards if state.card.uuid in given.cards]
+    if not readable:
         observation.main.read()
+    usable = tuple(card.uuid for card in readable if can_be_kept_to(event.capabilities, cards, card))
+    if not usable:
+        sight(event.capabilities, cards, readable[:1])
     return usable
+
+
+def _is_enough(planner: Planner | OfferedPlan, plan: Plan) -> bool:
+    """More cards would be of no use to it; a model without a rule is on one card whatever it serves."""
+    return isinstance(planner, OfferedPlan) or planner.is_enough(plan)
+
+
+def _served(plan: Plan) -> int:
+    """Tokens of all slots together."""
+    return plan.window_tokens * plan.parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +189,45 @@ class Decider:
         """The plan were these gone, or why there is none; raises what memory could not help."""
         given = rooms(self.observation, self.ledger, self.policy.reserves, gone)
         usable = usable_cards(event, self.observation, given)
-        if len(usable) > 1 and event.request.context_tokens is not None:
-            tightest = sorted(usable, key=lambda uuid: given.cards[uuid].grantable_bytes)
-            for uuid in tightest:
-                made = self._planned(replace(event, card=uuid), given, (uuid,))
-                if isinstance(made, Admit):
-                    return made
+        if len(usable) > 1:
+            alone = self._on_one_card(event, given, usable)
+            if alone is not None:
+                return alone
         return self._planned(event, given, usable)
+
+    def _on_one_card(self, event: LoadRequested, given: Rooms, usable: tuple[str, ...]) -> Admit | None:
+        """On the card that serves most, of those that serve as much the one with the least room; None needs them all.
+
+        A model that does not fit whole, or only with a window too short to be of use, is better shared out: nothing of
+        it is left in host memory while another card has room.
+        """
+        request = event.request
+        if not request.tiered and not request.places_by_hand:
+            request = replace(request, offload=Offload.RESIDENT)
+        best: Admit | None = None
+        for uuid in sorted(usable, key=lambda each: given.cards[each].grantable_bytes):
+            aimed = replace(event, card=uuid, request=request)
+            made = self._planned(aimed, given, (uuid,))
+            if not isinstance(made, Admit) or not _is_enough(self.planner(aimed, given), made.plan):
+                continue
+            if best is None or _served(made.plan) > _served(best.plan):
+                best = replace(made, request=event.request)
+            if event.request.context_tokens is not None:
+                break  # it serves the same on every card
+        return best
+
+    def aimed(self, event: LoadRequested) -> LoadRequested:
+        """The load, with the one card of several that it would be on now; as it is where it needs more than one.
+
+        Raises:
+            LlmError: as :func:`usable_cards`.
+        """
+        given = rooms(self.observation, self.ledger, self.policy.reserves)
+        usable = usable_cards(event, self.observation, given)
+        if len(usable) < 2:
+            return replace(event, card=usable[0]) if len(self.observation.cards) > 1 else event
+        alone = self._on_one_card(event, given, usable)
+        return event if alone is None else replace(event, card=alone.cards[0])
 
     def _planned(self, event: LoadRequested, given: Rooms, usable: tuple[str, ...]) -> Admit | LlmError:
         try:
@@ -194,7 +238,7 @@ class Decider:
             return error
         cards = usable[:1]
         if plan.split is not None:
-            order = {device_name(event.capabilities.backend, i): uuid for i, uuid in enumerate(usable)}
+            order = {card_name(self.observation, uuid): uuid for uuid in usable}
             cards = tuple(order[name] for name in plan.split.devices)
         return Admit(plan, cards, given.cards[cards[0]], event.request)
 
@@ -269,6 +313,8 @@ class Decider:
     def _smaller(self, event: LoadRequested, refused: LlmError) -> Decision | None:
         """As much of the context as there is room for, where the load says that it would do."""
         least, asked = event.least_context_tokens, event.request.context_tokens
+        if least is None and self.policy.serve_smaller:
+            least = LEAST_DRAFTED_WINDOW_TOKENS
         largest = refused.details.get("largest_context_tokens")
         if least is None or asked is None or not isinstance(largest, int) or not least <= largest < asked:
             return None

@@ -20,9 +20,10 @@ from lllm3090d.bus.thread import BusThread
 from lllm3090d.checkpoints.library import resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardReader
-from lllm3090d.planning.units import mib_text
+from lllm3090d.planning.calibration import deviation_limit_bytes
 from lllm3090d.serving.accounts import Accounts
 from lllm3090d.serving.activity import ActivityWatch
+from lllm3090d.serving.admission import foreign_bytes
 from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
@@ -37,6 +38,8 @@ from lllm3090d.serving.events import (
     ForgetUnit,
     KeepPin,
     KeepReleased,
+    Learn,
+    LearnOutOfMemory,
     LoadDone,
     LoadRequested,
     LookAgain,
@@ -68,6 +71,7 @@ from lllm3090d.serving.events import (
 from lllm3090d.serving.history import History, now_text
 from lllm3090d.serving.holds import Holds
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.learning import learnt
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.measure import observe
 from lllm3090d.serving.observation import RunProcesses
@@ -290,6 +294,7 @@ class Daemon:
                 may_evict=wish.may_evict,
                 may_wait=wish.may_wait,
             )
+            event = await learnt(event, self.lookup.learning, self.scheduler.policy, self.observe())
             event = await self.offers.offered(event, self.scheduler, self.observe)
         finally:
             cancelled = self._looking_up.pop(token)
@@ -441,10 +446,24 @@ class Daemon:
             self._apply(item)
 
     def _apply(self, event: Event) -> None:
-        needs_reading = isinstance(event, LoadRequested | Looked)
-        for effect in self.scheduler.handle(event, self.observe() if needs_reading else None):
+        observation = None
+        if isinstance(event, LoadRequested | Looked):
+            try:
+                observation = self.observe()
+            except LlmError as error:
+                self._undecided(event, error)
+                return
+        for effect in self.scheduler.handle(event, observation):
             self._perform(effect)
         self._watching.arm()
+
+    def _undecided(self, event: LoadRequested | Looked, error: LlmError) -> None:
+        """Nothing is decided without a reading; who waits is looked at again later."""
+        if isinstance(event, LoadRequested):
+            self._answer(event.token, Failed(event.token, error))
+        else:
+            log.warning("host memory cannot be read", extra={"reason": error.message})
+            self._watching.arm()
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not self.failed.done():
@@ -483,7 +502,7 @@ class Daemon:
             case TellTier():
                 self._tell_tier(effect)
 
-    def _work_of(  # noqa: PLR0911  # one line for each kind
+    def _work_of(  # noqa: PLR0911, PLR0912  # one line for each kind
         self, effect: Effect
     ) -> Coroutine[Any, Any, None] | None:
         """What takes time of an effect, and so is done beside the writer."""
@@ -503,13 +522,18 @@ class Daemon:
             case CheckIdle():
                 return self._effects.check_idle(effect)
             case Verify():
-                return self._effects.verify(effect.run)
+                return self._effects.verify(effect)
             case CheckTier():
                 return self._effects.check_tier(effect.run)
             case Restore():
                 return self._restore(effect)
             case KeepPin() | KeepReleased():
                 return self._keep(effect)
+            case Learn():
+                self.statistics.measured(effect.name, effect.quoted_bytes, effect.measurement.peak_bytes)
+                return asyncio.to_thread(self.lookup.learning.learn, effect.measurement, effect.quoted_bytes)
+            case LearnOutOfMemory():
+                return self._learn_out_of_memory(effect)
         return None
 
     def _answer(self, token: str, answer: Reply) -> None:
@@ -571,16 +595,29 @@ class Daemon:
             )
 
     def _tell_deviation(self, told: TellDeviation) -> None:
-        message = _deviation_text(told)
-        log.warning(message, extra={"model": told.name, "run": told.run})
+        log.warning(told.text, extra={"model": told.name, "run": told.run})
         details = {
             "where": told.where,
-            "reserved_bytes": told.reserved_bytes,
+            "expected_bytes": told.expected_bytes,
             "measured_bytes": told.measured_bytes,
         }
         self.history.add(
-            EventKind.DEVIATION, model=told.name, run=told.run, message=message, details=details
+            EventKind.DEVIATION, model=told.name, run=told.run, message=told.text, details=details
         )
+
+    async def _learn_out_of_memory(self, effect: LearnOutOfMemory) -> None:
+        """Nothing is learnt of an engine from whom a stranger took the memory."""
+        state = self.observe().of(effect.key.scope.card)
+        if state is None or state.reading is None:
+            return
+        grown = foreign_bytes(state, self.scheduler.ledger) - effect.foreign_bytes
+        if grown > deviation_limit_bytes(effect.foreign_bytes):
+            log.info(
+                "an engine ran out of memory that others have taken",
+                extra={"model": effect.name, "grown_bytes": grown},
+            )
+            return
+        await asyncio.to_thread(self.lookup.learning.learn_out_of_memory, effect.key, effect.quoted_bytes)
 
     def _tell_pressure(self, told: Warn | Over | Unload) -> None:
         level = logging.INFO if isinstance(told, Over) else logging.WARNING
@@ -652,11 +689,3 @@ class Daemon:
                 )
             )
 
-
-def _deviation_text(told: TellDeviation) -> str:
-    way = "more" if told.measured_bytes > told.reserved_bytes else "less"
-    apart = abs(told.measured_bytes - told.reserved_bytes)
-    return (
-        f"{told.name} holds {mib_text(told.measured_bytes)} MiB of {told.where}, {mib_text(apart)} MiB {way} than the"
-        f" {mib_text(told.reserved_bytes)} MiB it was priced at"
-    )

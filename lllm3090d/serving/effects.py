@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import explain_exit
+from lllm3090d.engines.memory_errors import OUT_OF_DEVICE_MEMORY, ran_out_of_device_memory
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving import journal
 from lllm3090d.serving.events import (
@@ -35,10 +36,11 @@ from lllm3090d.serving.events import (
     TierChecked,
     UnitSeen,
     Verified,
+    Verify,
 )
 from lllm3090d.serving.observation import HOST, Observation
 from lllm3090d.serving.peaks import Peaks
-from lllm3090d.serving.probe import Probe, probe
+from lllm3090d.serving.probe import Probe, probe, wants_probe
 from lllm3090d.serving.readiness import Progress, wait_until_ready
 from lllm3090d.serving.release_check import ReleaseCheck, missing_of
 from lllm3090d.serving.running import Instance
@@ -96,6 +98,7 @@ class Effects:
         self._settings = settings
         self._observe = observe
         self._ask = ask
+        self._peaks: dict[str, Peaks] = {}  # of runs that are ready and not looked at since
         self._submit = submit
         self._on_progress = on_progress
         self._releasing: dict[str, ReleaseCheck] = {}  # in the order in which they ended
@@ -179,7 +182,8 @@ class Effects:
         )
         if ready:
             resident()
-            self._submit(EngineReady(run, peaks.highest))
+            self._peaks[run] = peaks
+            self._submit(EngineReady(run, dict(peaks.highest)))
         else:
             self._submit(
                 LoadStalled(
@@ -254,15 +258,20 @@ class Effects:
                 extra={"unit": effect.unit, "reason": error.message},
             )
         texts = [line.message for line in lines]
+        short = ran_out_of_device_memory(texts)
+        if short is not None:
+            ending += f" for want of device memory ({short})"
+        told = f"; its last line: {texts[-1]}" if texts and texts[-1] != short else ""
         self._submit(
             PostMortemRead(
                 effect.run,
                 LlmError(
                     ErrorCode.ENGINE_FAILED,
-                    f"the engine {ending}" + (f"; its last line: {texts[-1]}" if texts else ""),
+                    f"the engine {ending}{told}",
                     hint=f"See: journalctl --user SYSLOG_IDENTIFIER={identifier(effect.unit)}",
                     unit=effect.unit,
                     last_lines=texts,
+                    **({} if short is None else {"cause": OUT_OF_DEVICE_MEMORY}),
                 ),
             )
         )
@@ -302,27 +311,37 @@ class Effects:
         busy = frozenset(each.run for each in asked if each.run not in idle)
         self._submit(IdleChecked(effect.token, busy))
 
-    async def verify(self, run: str) -> None:
-        """Have a model compute one batch after its load, and see what it takes; may end in Verified."""
-        instance = self._scheduler.by_run(run)
-        if instance is None or self._settings().verify_after_load is not VerifyAfterLoad.PROBE:
+    async def verify(self, effect: Verify) -> None:
+        """See what a model holds after its load, and have it compute one batch where that is wanted; ends in Verified.
+
+        Nothing is looked at where the settings say so.
+        """
+        run = effect.run
+        peaks = self._peaks.pop(run, None) or Peaks(run)
+        instance, setting = self._scheduler.by_run(run), self._settings().verify_after_load
+        if instance is None or setting is VerifyAfterLoad.OFF:
             return
-        peaks = Peaks(run)
-        found = await probe(
-            Probe(
-                socket=instance.record.socket,
-                control_group=instance.control_group or "",
-                batch_tokens=instance.plan.launch.batch_tokens,
-                window_tokens=instance.plan.window_tokens,
-                predict_tokens=1
-                if instance.plan.launch.draft is None
-                else instance.plan.launch.draft.tokens + 1,
-            ),
-            lambda: peaks.look(self._observe()),
+        seen = self._observe()
+        peaks.look(seen)
+        tokens = 0
+        if effect.computes and wants_probe(setting, seen.card.kind):
+            tokens = await self._compute(instance, peaks)
+        self._submit(Verified(run, peaks.highest, tokens))
+
+    async def _compute(self, instance: Instance, peaks: Peaks) -> int:
+        """Have it compute one batch; returns its tokens, 0 where nothing came of it."""
+        draft = instance.plan.launch.draft
+        what = Probe(
+            socket=instance.record.socket,
+            control_group=instance.control_group or "",
+            batch_tokens=instance.plan.launch.batch_tokens,
+            window_tokens=instance.plan.window_tokens,
+            predict_tokens=1 if draft is None else draft.tokens + 1,
         )
+        found = await probe(what, lambda: peaks.look(self._observe()))
         if found.skipped:
             log.info("a model was not verified", extra={"model": instance.name, "reason": found.skipped})
-        self._submit(Verified(run, peaks.highest, found.prompt_tokens))
+        return found.prompt_tokens
 
     async def forget(self, effect: ForgetUnit) -> None:
         """Leave nothing of a dead unit behind; what cannot be removed is only logged."""

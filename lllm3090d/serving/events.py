@@ -12,6 +12,7 @@ from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.engines.capabilities import Build, Capabilities
 from lllm3090d.errors import LlmError
+from lllm3090d.planning.calibration import Calibration, CalibrationKey, Measurement
 from lllm3090d.planning.launch import Drafter
 from lllm3090d.planning.planner import Plan, PlanRequest
 from lllm3090d.planning.reserves import Budget
@@ -34,6 +35,7 @@ class LoadRequested:
         token: of the request; the answers carry it.
         run: identity of the launch, should one come of it.
         arguments: further ones for the engine, as they were given.
+        calibrations: what was learnt of launches of the model with this build, by UUID of the card.
         card: UUID of the only card that it may be on; None leaves the choice.
         least_context_tokens: with a context, what will do where that does not fit.
         lease: keeps the model from being evicted, by the request's token, until LeaseReturned.
@@ -53,6 +55,7 @@ class LoadRequested:
     projector: ProjectorFacts | None = None
     drafter: Drafter | None = None
     arguments: tuple[str, ...] = ()
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     card: str | None = None
     least_context_tokens: int | None = None
     lease: bool = False
@@ -360,9 +363,14 @@ class CheckIdle:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Use a model to the full once, and see what it holds; may end in Verified."""
+    """See what a model holds after its load, and where nobody has yet use it to the full; ends in Verified.
+
+    Attributes:
+        computes: have it compute a prompt; else what was seen until now is all there is.
+    """
 
     run: str
+    computes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +401,35 @@ class TellDeviation:
     name: str
     run: str
     where: str
-    reserved_bytes: int
+    expected_bytes: int
     measured_bytes: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Remember what a launch took."""
+
+    name: str
+    measurement: Measurement
+    quoted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnOutOfMemory:
+    """Remember that a launch died for want of memory it had been given, where no stranger has taken it meanwhile.
+
+    Attributes:
+        name: of the model.
+        key: the launch.
+        quoted_bytes: what it was priced at.
+        foreign_bytes: what strangers held of its card when it was admitted.
+    """
+
+    name: str
+    key: CalibrationKey
+    quoted_bytes: int
+    foreign_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,6 +600,8 @@ Effect = (
     | Restore
     | TellEviction
     | TellDeviation
+    | Learn
+    | LearnOutOfMemory
     | KeepPin
     | KeepReleased
     | Announce

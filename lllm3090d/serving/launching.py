@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lllm3090d.engines.arguments import launch as engine_launch
+from lllm3090d.engines.visibility import sight
 from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.calibration import Calibration, CalibrationKey, launch_text
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.request import PlanRequest
@@ -63,7 +66,8 @@ def launched(
         wish: what the load itself asked for, to be told from other loads later.
 
     Raises:
-        LlmError: as :func:`lllm3090d.engines.arguments.launch`; SOCKET_PATH_TOO_LONG.
+        LlmError: as :func:`lllm3090d.engines.arguments.launch` and :func:`lllm3090d.engines.visibility.sight`;
+            SOCKET_PATH_TOO_LONG.
     """
     plan = decision.plan
     extra = extra_of(event, policy.extra_arguments)
@@ -72,6 +76,7 @@ def launched(
     drafts_from: Path | None = None
     if drafter is not None and plan.launch.drafter is not None:
         drafts_from = drafter.path
+    chosen = [state.card for uuid in decision.cards if (state := observation.of(uuid)) is not None]
     launch = engine_launch(
         event.build,
         event.capabilities,
@@ -83,6 +88,7 @@ def launched(
         drafter_path=drafts_from,
         extra=extra,
         inherited=policy.inherited_environment,
+        sight=sight(event.capabilities, [state.card for state in observation.cards], chosen),
     )
     shares = shares_of(plan, decision.cards, observation.card.kind)
     record = Record.of(
@@ -104,3 +110,30 @@ def launched(
         inherited=policy.inherited_environment,
     )
     return Launched(record, spec, shares, launch.argv)
+
+
+def calibration_for(event: LoadRequested, usable: Sequence[str]) -> Calibration | None:
+    """What was learnt that holds for a launch on one of these cards, or on several of them."""
+    known = [event.calibrations[uuid] for uuid in usable if uuid in event.calibrations]
+    if not known:
+        return None
+    if len(usable) == 1:
+        return known[0]
+    worst = max(known, key=lambda each: each.excess_bytes).for_several_cards()
+    return replace(worst, has_measured_build=all(each.has_measured_build for each in known))
+
+
+def key_of(event: LoadRequested, decision: Admit, arguments: tuple[str, ...]) -> CalibrationKey | None:
+    """The launch as measurements of it are remembered; None over several cards, and where nobody can tell."""
+    known = event.calibrations.get(decision.cards[0])
+    if known is None or len(decision.cards) > 1:
+        return None
+    projector = event.projector if decision.plan.with_projector else None
+    return CalibrationKey(known.scope, launch_text(decision.plan.launch, projector, arguments))
+
+
+def was_measured(event: LoadRequested, key: CalibrationKey | None) -> bool:
+    """A launch like this computed a prompt before, so that its peak is known."""
+    known = event.calibrations.get(key.scope.card) if key is not None else None
+    seen = known.of(key.launch) if known is not None and key is not None else None
+    return seen is not None and seen.is_whole

@@ -16,6 +16,7 @@ from lllm3090d.engines.extra_arguments import chosen_for, extra_arguments, merge
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
 from lllm3090d.gpus.readings import CardKind
+from lllm3090d.planning.calibration import Calibration, CalibrationScope
 from lllm3090d.planning.launch import Drafter
 from lllm3090d.planning.planner import Features, Planner, PlanPolicy, PlanRequest, Room
 from lllm3090d.planning.quote import Evidence
@@ -28,6 +29,7 @@ from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.empty_card import EmptyCard, Machine, emptied
 from lllm3090d.serving.events import Observation
 from lllm3090d.serving.inspection import listed
+from lllm3090d.serving.learning import Learning
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.plan_views import card_view_of, speed_view, weakest
 from lllm3090d.serving.policy import Policy
@@ -64,6 +66,7 @@ class Terms:
     kind: CardKind
     room: Room
     request: PlanRequest = field(default_factory=PlanRequest)
+    calibration: Calibration | None = None
 
 
 class ModelPlans:
@@ -101,7 +104,16 @@ def _planned(
     facts: CheckpointFacts, projector: ProjectorFacts | None, terms: Terms, drafter: Drafter | None
 ) -> ModelPlan:
     planner = Planner(
-        facts, terms.request, terms.policy, terms.features, terms.kind, terms.room, projector, drafter
+        facts,
+        terms.request,
+        terms.policy,
+        terms.features,
+        terms.kind,
+        terms.room,
+        projector,
+        drafter,
+        terms.calibration,
+        explains=False,
     )
     try:
         plan = planner.plan()
@@ -174,6 +186,7 @@ class Planned:
         policy: of the settings.
         known: the catalogue.
         capabilities: of the engine; None where there is none.
+        scope: whose measurements hold here; None where there are none.
     """
 
     card: EmptyCard
@@ -182,30 +195,39 @@ class Planned:
     policy: Policy
     known: KnownModels
     capabilities: Capabilities | None = None
+    scope: CalibrationScope | None = None
 
     @property
     def card_view(self) -> PlannedCardView:
         """The card as clients see it."""
         return card_view_of(self.card)
 
-    def terms_of(self, name: str, facts: CheckpointFacts) -> Terms | None:
-        """Those of one model: further arguments of the settings may change them.
+    def terms_of(self, checkpoint: Checkpoint, facts: CheckpointFacts, learning: Learning) -> Terms | None:
+        """Those of one model: further arguments of the settings may change them, and what was learnt of it.
 
         Raises:
             LlmError: for arguments that cannot be.
         """
-        given = chosen_for(name, self.policy.extra_arguments)
-        if self.terms is None or self.capabilities is None or not given:
-            return self.terms
-        extra = extra_arguments(given, self.capabilities, facts)
-        request = merged(self.terms.request, extra.request)
-        return replace(self.terms, policy=extra.policy(self.terms.policy), request=request)
+        terms, given = self.terms, chosen_for(checkpoint.name, self.policy.extra_arguments)
+        if terms is None or self.capabilities is None:
+            return terms
+        shown: tuple[str, ...] = ()
+        if given:
+            extra = extra_arguments(given, self.capabilities, facts)
+            shown = extra.shown
+            terms = replace(
+                terms, policy=extra.policy(terms.policy), request=merged(terms.request, extra.request)
+            )
+        if self.scope is not None:
+            known = learning.of_listed(checkpoint.shards, self.scope, shown)
+            terms = replace(terms, calibration=known)
+        return terms
 
 
 def planned_for(lookup: Lookup, machine: Machine, policy: Policy, known: KnownModels) -> Planned:
     """What the plans of a list are made for: the engine that is used next, on this machine's empty card."""
     try:
-        _, capabilities = lookup.engine()
+        build, capabilities = lookup.engine()
     except LlmError as error:
         return Planned(emptied(machine, policy.reserves), None, error, policy, known)
     card = emptied(replace(machine, backend=capabilities.backend), policy.reserves)
@@ -215,7 +237,8 @@ def planned_for(lookup: Lookup, machine: Machine, policy: Policy, known: KnownMo
         host = max(0, total - host_reserve_bytes(total))
     room = Room(card.budget.grantable_bytes, host)
     terms = Terms(policy.plan, features(capabilities), card.kind, room)
-    return Planned(card, terms, None, policy, known, capabilities)
+    scope = lookup.learning.of_build(build, capabilities, machine.card.uuid)
+    return Planned(card, terms, None, policy, known, capabilities, scope)
 
 
 def with_plan(
@@ -232,7 +255,7 @@ def with_plan(
         return _priced_by_dry_run(view, planned)
     try:
         facts = lookup.facts.get(checkpoint.shards)
-        terms = planned.terms_of(checkpoint.name, facts)
+        terms = planned.terms_of(checkpoint, facts, lookup.learning)
         if terms is None:
             return view
         found = plans.get(facts, lookup.projector(checkpoint), terms, lookup.drafter(checkpoint))

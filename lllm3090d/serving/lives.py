@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.engines.memory_errors import OUT_OF_DEVICE_MEMORY
 from lllm3090d.errors import LlmError
+from lllm3090d.planning.calibration import Measurement, comparable_bytes, deviation, deviation_limit_bytes
+from lllm3090d.planning.units import mib_text
 from lllm3090d.serving import refusals
 from lllm3090d.serving.events import (
     Announce,
@@ -20,6 +23,8 @@ from lllm3090d.serving.events import (
     Failed,
     ForgetUnit,
     KeepPin,
+    Learn,
+    LearnOutOfMemory,
     LoadDone,
     LoadStalled,
     MemoryReleased,
@@ -49,7 +54,6 @@ from lllm3090d.serving.instance import (
     InstanceState,
 )
 from lllm3090d.serving.ledger import Ledger
-from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance, Releasing
 
@@ -124,10 +128,11 @@ class Lives:
         instance = self.by_run(event.run)
         if instance is None or instance.state is not S.LOADING:
             return
-        self._measured(instance, event.measured)
+        instance.load_peak = event.measured
+        self.ledger.confirm(instance.run, event.measured, self.clock())
         self._move(instance, S.READY, "engine answers")
         self._is_ready(instance)
-        self._do(Verify(instance.run))
+        self._do(Verify(instance.run, computes=not instance.is_measured))
         for token in instance.waiters:
             self._do(LoadDone(token, instance.run))
         instance.waiters.clear()
@@ -135,25 +140,38 @@ class Lives:
 
     def _on_verified(self, event: Verified) -> None:
         instance = self.by_run(event.run)
-        if instance is not None and instance.state in SERVING:
-            self._measured(instance, event.peak, is_verified=event.prompt_tokens > 0)
+        if instance is None or instance.state not in SERVING:
+            return
+        self.ledger.confirm(instance.run, event.peak, self.clock())
+        key, first = instance.key, instance.plan.first_quote
+        peak = event.peak.get(key.scope.card, 0) if key is not None else 0
+        if key is None or not peak:
+            self._tell_much_more(instance, event.peak)
+            return
+        load_peak = instance.load_peak.get(key.scope.card, 0)
+        # Whoever keeps it gives it the time of day.
+        seen = Measurement(key, max(peak, load_peak), load_peak, event.prompt_tokens, 0.0)
+        apart = deviation(first, seen)
+        if apart is not None:
+            self._do(
+                TellDeviation(
+                    instance.name,
+                    instance.run,
+                    key.scope.card,
+                    apart.quoted_bytes,
+                    apart.measured_bytes,
+                    f"{instance.name} {apart.text}",
+                )
+            )
+        self._do(Learn(instance.name, seen, comparable_bytes(first, key.scope.backend)))
 
-    def _measured(
-        self, instance: Instance, measured: Mapping[str, int], *, is_verified: bool = False
-    ) -> None:
-        """Charge what was seen where that is more than was promised, and say where it is far from the estimate.
-
-        Less is told of what was used to the full, and of cards alone: host memory is taken slowly, up to a limit.
-        """
-        self.ledger.confirm(instance.run, measured, self.clock())
+    def _tell_much_more(self, instance: Instance, measured: Mapping[str, int]) -> None:
+        """Of a launch whose measurements cannot be remembered: where it takes much more than was promised."""
         for each in self.ledger.of(instance.run):
-            seen = measured.get(each.where)
-            if seen is None:
-                continue
-            limit = self.policy.deviation_bytes(each.reserved_bytes)
-            too_little = is_verified and each.where != HOST and seen < each.estimate_bytes - limit
-            if seen > each.reserved_bytes + limit or too_little:
-                self._do(TellDeviation(instance.name, instance.run, each.where, each.reserved_bytes, seen))
+            seen, expected = measured.get(each.where, 0), each.reserved_bytes
+            if seen > expected + deviation_limit_bytes(expected):
+                text = f"{instance.name} took {mib_text(seen)} MiB instead of {mib_text(expected)}"
+                self._do(TellDeviation(instance.name, instance.run, each.where, expected, seen, text))
 
     def _is_ready(self, instance: Instance) -> None:
         instance.ready_since_s = instance.last_used_s = self.clock()
@@ -280,6 +298,9 @@ class Lives:
             return
         instance.post_mortem_pending = False
         instance.failure = event.error
+        if instance.key is not None and event.error.details.get("cause") == OUT_OF_DEVICE_MEMORY:
+            quoted = comparable_bytes(instance.plan.first_quote, instance.key.scope.backend)
+            self._do(LearnOutOfMemory(instance.name, instance.key, quoted, instance.foreign_bytes))
         self._settle(instance)
 
     def _on_memory_released(self, event: MemoryReleased) -> None:

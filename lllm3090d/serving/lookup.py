@@ -25,6 +25,7 @@ from lllm3090d.errors import LlmError
 from lllm3090d.planning.launch import Drafter, SpecType
 from lllm3090d.serving.catalogues import NOT_ON_DISK, known_models, not_on_disk
 from lllm3090d.serving.engines import Engines
+from lllm3090d.serving.learning import Learning
 from lllm3090d.serving.unplanned import Described, described
 from lllm3090d.settings import Settings
 from lllm3090d.store import FILE_NAME, Store
@@ -75,6 +76,7 @@ class Lookup:
         self.facts = FactsCache(read=self._header)
         self._drafters = FactsCache(read=self._header, drafters=True)
         self.engines = Engines(settings, self.store)
+        self.learning = Learning(self.store, self._header, self.engines)
         self.dry_runs = DryRuns(self.store)
         self.dry_run_queue = DryRunQueue(self.dry_runs)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from lllm3090d.planning.compute import Margins
 from lllm3090d.planning.planner import PlanPolicy
 from lllm3090d.planning.reserves import ReservePolicy
-from lllm3090d.planning.units import MIB
 from lllm3090d.settings import Settings
 
 
@@ -26,6 +25,7 @@ class Policy:
         extra_arguments: of a person for the engine, by name of a model.
         queue_timeout_s: how long a load waits for room.
         least_residency_s: how long a model stays at least once it is ready.
+        serve_smaller: a context that was asked for and does not fit may be smaller, down to an agent's window.
         least_idle_s: how long a model must have been idle before it may go for another one.
     """
 
@@ -38,11 +38,7 @@ class Policy:
     queue_timeout_s: float = 120.0
     least_residency_s: float = 30.0
     least_idle_s: float = 5.0
-
-    @staticmethod
-    def deviation_bytes(reserved_bytes: int) -> int:
-        """By how much a measurement may differ from its price before that is told: max(256 MiB, 2 %)."""
-        return max(256 * MIB, reserved_bytes * 2 // 100)
+    serve_smaller: bool = False
 
 
 def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> Policy:
@@ -74,4 +70,5 @@ def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> P
         queue_timeout_s=settings.queue_timeout_s,
         least_residency_s=settings.least_residency_s,
         least_idle_s=settings.least_idle_s,
+        serve_smaller=settings.serve_smaller,
     )

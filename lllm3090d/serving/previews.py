@@ -45,6 +45,7 @@ from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import holders
 from lllm3090d.serving.extras import asked_of, extra_of
 from lllm3090d.serving.launch_remedies import headless
+from lllm3090d.serving.learning import learnt
 from lllm3090d.serving.ledger import Reservation
 from lllm3090d.serving.lookup import FoundModel, FoundUnruled
 from lllm3090d.serving.observation import CardState
@@ -142,8 +143,14 @@ class Previews:
         engine = await asyncio.to_thread(self._engine)
         if isinstance(model, FoundUnruled):
             return await self._unruled(body, model, engine, known).plan(daemon.lookup)
-        ask = self._elsewhere if is_hypothetical(body) else self._here
-        question = ask(body, model, engine)
+        if is_hypothetical(body):
+            question = self._elsewhere(body, model, engine)
+        elif isinstance(engine, LlmError):
+            raise engine
+        else:
+            policy, cards = daemon.scheduler.policy, daemon.observe()
+            event = await learnt(_event(body, model, engine), daemon.lookup.learning, policy, cards)
+            question = self._here(body, model, engine, event)
         if known.problem is not None:
             question = replace(question, notes=(*question.notes, _left_out(known.problem)))
         if body.check:
@@ -206,12 +213,11 @@ class Previews:
         )
         return lambda plan: self._checks.check(question.model, asked, plan)
 
-    def _here(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
+    def _here(
+        self, body: PlanBody, model: FoundModel, engine: _Engine, event: LoadRequested
+    ) -> _Question:
         """What a load would get now."""
-        if isinstance(engine, LlmError):
-            raise engine
         scheduler, observation = self._daemon.scheduler, self._daemon.observe()
-        event = _event(body, model, engine)
         extra = extra_of(event, scheduler.policy.extra_arguments)
         available = scheduler.budget(observation)
         card = emptied(self._machine(observation, engine), scheduler.policy.reserves)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.errors import LlmError
+from lllm3090d.planning.calibration import CalibrationKey
 from lllm3090d.planning.launch import Launch
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import Drafting, PlanRequest, ProjectorPlace, RopeScaling
@@ -57,6 +58,14 @@ class Instance:
     # On the scheduler's clock; None before it was ready.
     ready_since_s: float | None = None
     last_used_s: float | None = None
+    # The launch as measurements of it are remembered, where it is on one card; None where nobody can tell.
+    key: CalibrationKey | None = None
+    # A launch like this was used to the full before.
+    is_measured: bool = False
+    # What it held until it was ready, by memory.
+    load_peak: Mapping[str, int] = field(default_factory=dict)
+    # What strangers held of its card when it was admitted.
+    foreign_bytes: int = 0
     # What was unloaded for it, and is loaded again should it not come up.
     evicted: list[Evicted] = field(default_factory=list)
 

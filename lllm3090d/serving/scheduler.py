@@ -17,8 +17,8 @@ from lllm3090d.errors import LlmError
 from lllm3090d.planning.planner import Planner
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving import refusals
-from lllm3090d.serving.admission import Rooms, rooms
-from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait, room_for
+from lllm3090d.serving.admission import Rooms, foreign_bytes, rooms
+from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait, room_for, usable_cards
 from lllm3090d.serving.events import (
     Activity,
     Admitted,
@@ -69,7 +69,7 @@ from lllm3090d.serving.events import (
 )
 from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
-from lllm3090d.serving.launching import launched
+from lllm3090d.serving.launching import calibration_for, key_of, launched, was_measured
 from lllm3090d.serving.lives import Lives
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Evicted, Instance, Releasing
@@ -128,15 +128,17 @@ class Scheduler(Lives):
         if isinstance(event.facts, UnruledModel):
             raise ValueError(f"no planner plans {event.checkpoint.name}: no rule describes it")
         extra = extra_of(event, self.policy.extra_arguments)
+        given = room or self.rooms(observation)
         return Planner(
             facts=event.facts,
             request=asked_of(event, extra),
             policy=extra.policy(self.policy.plan),
             features=features(event.capabilities, observation.card, observation.host),
             card_kind=observation.card.kind,
-            room=room_for(event, observation, room or self.rooms(observation)),
+            room=room_for(event, observation, given),
             projector=event.projector,
             drafter=event.drafter,
+            calibration=calibration_for(event, usable_cards(event, observation, given)),
             keeps_host_caches=extra.prompt_cache_mib is not None or extra.context_checkpoints is not None,
         )
 
@@ -464,13 +466,17 @@ class Scheduler(Lives):
         self.ledger.hold(event.run, event.checkpoint.name, made.shares, self.clock())
         # A failed predecessor is only a memory of why it failed; it makes room for its successor here.
         self._instances.pop(event.checkpoint.name, None)
+        state = observation.of(decision.cards[0])
         instance = Instance(
             record=made.record,
             plan=decision.plan,
             state=S.PLANNED,
             waiters=[event.token],
             evicted=list(head.evicted),
+            key=key_of(event, decision, made.record.arguments),
+            foreign_bytes=foreign_bytes(state, self.ledger) if state is not None else 0,
         )
+        instance.is_measured = was_measured(event, instance.key)
         if event.lease:
             instance.leases.add(event.token)
         self._instances[instance.name] = instance
@@ -588,5 +594,5 @@ class Scheduler(Lives):
     def _on_yield(self, event: YieldWanted) -> None:
         for run in event.runs:
             instance = self.by_run(run)
-            if instance is not None and not instance.busy and self._may_go(instance, frozenset()):
+            if instance is not None and instance.busy is False and self._may_go(instance, frozenset()):
                 self._go(instance, "pressure", event.reason)

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from lllm3090d.errors import LlmError
 from lllm3090d.planning.units import MIB
-from lllm3090d.serving.admission import held_now
+from lllm3090d.serving.admission import foreign_bytes
 from lllm3090d.serving.events import Activity, Event, Looked, Observation, YieldWanted
 from lllm3090d.serving.instance import ON_THE_WAY_UP, SERVING
 from lllm3090d.serving.observation import CardState
@@ -98,6 +99,9 @@ class Watching:
             serving = [each for each in self._scheduler.instances if each.state in SERVING]
             activity = await self._ask(serving) if serving else {}
             self._watch_strangers(self._observe())
+        except LlmError as error:
+            log.warning("the cards cannot be looked at", extra={"reason": error.message})
+            activity = {}
         finally:
             self._looking = False
             self._looked_s = self._scheduler.clock()
@@ -122,7 +126,7 @@ class Watching:
         self, state: CardState, desktop_active: bool | None, settings: Settings
     ) -> PressureReading:
         reading, scheduler = state.read(), self._scheduler
-        foreign = reading.used_bytes - sum(held_now(state, scheduler.ledger).values())
+        foreign = foreign_bytes(state, scheduler.ledger)
         reserve = 0 if desktop_active is False else settings.desktop_reserve_mib * MIB
         models = tuple(
             ModelOnCard(
@@ -130,7 +134,7 @@ class Watching:
                 name=each.name,
                 charged_bytes=held.charged_bytes,
                 in_use_bytes=state.in_use.get(each.run, 0),
-                idle=each.state in SERVING and not each.busy and not each.leases,
+                idle=each.state in SERVING and each.busy is False and not each.leases,
                 pinned=each.pinned,
                 starting=each.state in ON_THE_WAY_UP,
             )
@@ -141,7 +145,7 @@ class Watching:
         return PressureReading(
             now_s=scheduler.clock(),
             card=state.card.uuid,
-            foreign_bytes=max(0, foreign) if state.attributed else None,
+            foreign_bytes=foreign if state.attributed else None,
             free_bytes=reading.free_bytes,
             desktop_reserve_bytes=reserve,
             models=models,

@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import resource
 import signal
 import socketserver
@@ -40,6 +41,7 @@ class Behaviour:
         load_s: seconds from start to ready.
         steps: pieces in which memory is claimed while loading.
         vram_mib: MiB claimed on the fake card of ``nvml_state``; out of memory when the card has less free.
+        vram_mib_of: the same for single models by their alias, before vram_mib.
         prompt_vram_mib: MiB claimed on the fake card with the first completion, as real buffers for prompts are.
         host_mib: MiB of host memory really allocated.
         nvml_state: state file of the fake card; default FAKE_NVML_STATE.
@@ -48,6 +50,8 @@ class Behaviour:
         oom: run out of card memory half-way, whatever is free.
         crash_after_tokens: abort when so many tokens have been sent.
         hang: answer ``/health``, send no tokens.
+        held: completions wait until the behaviour no longer says so.
+        load_held: the load waits before its last step until the behaviour no longer says so.
         ignore_sigterm: only SIGKILL ends it.
         hold_after_exit_s: seconds for which the card shows the memory after the end.
         tokens: words of every answer.
@@ -60,6 +64,7 @@ class Behaviour:
     load_s: float = 0.0
     steps: int = 4
     vram_mib: int = 0
+    vram_mib_of: dict[str, int] = dataclasses.field(default_factory=dict)
     prompt_vram_mib: int = 0
     host_mib: int = 0
     nvml_state: str | None = None
@@ -67,6 +72,8 @@ class Behaviour:
     oom: bool = False
     crash_after_tokens: int | None = None
     hang: bool = False
+    held: bool = False
+    load_held: bool = False
     ignore_sigterm: bool = False
     hold_after_exit_s: float = 0.0
     tokens: tuple[str, ...] = ("Hello", " from", " the", " fake", " engine", ".")
@@ -85,6 +92,9 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("-ctk, --cache-type-k", "TYPE", "KV cache data type for K", "LLAMA_ARG_CACHE_TYPE_K"),
     ("-ctv, --cache-type-v", "TYPE", "KV cache data type for V", "LLAMA_ARG_CACHE_TYPE_V"),
     ("-dev, --device", "<dev1,dev2,..>", "devices to use for offloading", "LLAMA_ARG_DEVICE"),
+    ("-sm, --split-mode", "{none,layer,row}", "how to split the model across GPUs", "LLAMA_ARG_SPLIT_MODE"),
+    ("-ts, --tensor-split", "N0,N1,N2,...", "fraction of the model for each GPU", "LLAMA_ARG_TENSOR_SPLIT"),
+    ("-mg, --main-gpu", "INDEX", "the GPU to use for the model", "LLAMA_ARG_MAIN_GPU"),
     ("-ngl, --gpu-layers, --n-gpu-layers", "N", "layers to store in VRAM", "LLAMA_ARG_N_GPU_LAYERS"),
     ("-fit, --fit", "[on|off]", "whether to adjust unset arguments", "LLAMA_ARG_FIT"),
     ("-m, --model", "FNAME", "model path to load", "LLAMA_ARG_MODEL"),
@@ -185,13 +195,18 @@ def edited_state(path: Path) -> Iterator[list[str]]:
         fresh.rename(path)
 
 
-def free_bytes(lines: list[str]) -> int:
-    """Bytes free on the first card of a state file, by the library's own rule."""
-    free = devices = 0
+def cards_of(lines: list[str]) -> list[str]:
+    """UUIDs of the cards of a state file, in its order."""
+    return [line.split()[1] for line in lines if line.split()[:1] == ["uuid"]]
+
+
+def free_bytes(lines: list[str], index: int = 0) -> int:
+    """Bytes free on a card of a state file, by default the first, by the library's own rule."""
+    free, devices = 0, -1
     for line in lines:
         key, *values = line.split() or [""]
         devices += key == "device"
-        if devices != 1:
+        if devices != index:
             continue
         if key == "total":
             free += int(values[0])
@@ -219,6 +234,12 @@ def load_behaviour() -> Behaviour:
         return Behaviour(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Behaviour()
+
+
+def wait_while(holds: Callable[[Behaviour], bool]) -> None:
+    """Until the behaviour says otherwise; a behaviour is a file, so it is looked at."""
+    while holds(load_behaviour()):
+        time.sleep(0.01)
 
 
 def help_text(behaviour: Behaviour) -> str:
@@ -292,6 +313,10 @@ class Engine:
     def alias(self) -> str:
         return self.arguments.get("--alias", self.model).split(",")[0]
 
+    @property
+    def vram_mib(self) -> int:
+        return self.behaviour.vram_mib_of.get(self.alias, self.behaviour.vram_mib)
+
     def load(self) -> None:
         """Claim memory in steps, or fail as demanded."""
         say(f"srv    load_model: loading model '{self.model}'")
@@ -303,6 +328,8 @@ class Engine:
             time.sleep(self.behaviour.load_s / steps)
             if 2 * step > steps:
                 self._fail_if_demanded()
+            if step == steps:
+                wait_while(lambda now: now.load_held)
             self._claim(step, steps)
         say("srv  llama_server: model loaded")
         say(f"srv  llama_server: listening on unix://{self.arguments['--host']}")
@@ -310,7 +337,7 @@ class Engine:
 
     def _fail_if_demanded(self) -> None:
         if self.behaviour.oom:
-            self._out_of_memory(self.behaviour.vram_mib * MIB or 9216 * MIB)
+            self._out_of_memory(self.vram_mib * MIB or 9216 * MIB)
         crash = self.behaviour.crash_during_load
         if crash is not None:
             for line in crash.get("lines", []):
@@ -321,9 +348,9 @@ class Engine:
         share = self.behaviour.host_mib * MIB // steps
         if share:
             self._ballast.append(bytearray(os.urandom(4096)) * (share // 4096))
-        if self._state is None or self.behaviour.vram_mib == 0:
+        if self._state is None or self.vram_mib == 0:
             return
-        self._hold(self._state, self.behaviour.vram_mib * MIB * step // steps)
+        self._hold(self._state, self.vram_mib * MIB * step // steps)
 
     def claim_for_prompts(self) -> None:
         """Claim what comes with the first completion; afterwards nothing."""
@@ -331,18 +358,37 @@ class Engine:
             first, self._prompted = not self._prompted, True
         if first and self._state is not None and self.behaviour.prompt_vram_mib:
             try:
-                self._hold(self._state, (self.behaviour.vram_mib + self.behaviour.prompt_vram_mib) * MIB)
+                self._hold(self._state, (self.vram_mib + self.behaviour.prompt_vram_mib) * MIB)
             except SystemExit:
                 die({"signal": "SIGABRT"})  # out of memory while it computes ends the real one so
+
+    def cards(self, lines: list[str]) -> dict[int, int]:
+        """Places in the state file of the cards that it computes on, and the share of the model on each.
+
+        As a CUDA build has it: of the cards that CUDA_VISIBLE_DEVICES names, in its order, those of ``--device`` with
+        the shares of ``--tensor-split``; without either all that are visible, in equal shares.
+        """
+        uuids, shown = cards_of(lines), os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = (
+            list(range(len(uuids))) if shown is None else [uuids.index(each) for each in shown.split(",")]
+        )
+        named = self.arguments.get("--device")
+        numbers = [re.sub(r"[A-Za-z]+", "", name) for name in named.split(",")] if named else []
+        used = [visible[int(number)] for number in numbers] if numbers else visible
+        shares = [int(share) for share in self.arguments.get("--tensor-split", "").split(",") if share]
+        return dict(zip(used, shares or [1] * len(used), strict=True))
 
     def _hold(self, state: Path, wanted: int) -> None:
         hold_ms = int(self.behaviour.hold_after_exit_s * 1000)
         with edited_state(state) as lines:
             self._forget(lines)
-            fits = wanted <= free_bytes(lines)
+            cards = self.cards(lines)
+            sizes = {card: wanted * share // sum(cards.values()) for card, share in cards.items()}
+            fits = all(size <= free_bytes(lines, card) for card, size in sizes.items())
             if fits:
-                at = next(index for index, line in enumerate(lines) if line.split() == ["device"])
-                lines.insert(at + 1, f"process c {os.getpid()} {wanted} alive {hold_ms}")
+                places = [number for number, line in enumerate(lines) if line.split() == ["device"]]
+                for card in sorted(sizes, reverse=True):
+                    lines.insert(places[card] + 1, f"process c {os.getpid()} {sizes[card]} alive {hold_ms}")
         if not fits:
             self._out_of_memory(wanted)
 
@@ -353,7 +399,7 @@ class Engine:
 
     def release(self) -> None:
         """Give the card's memory back, as the driver does at the end of a process."""
-        if self._state is not None and self.behaviour.vram_mib and not self.behaviour.hold_after_exit_s:
+        if self._state is not None and self.vram_mib and not self.behaviour.hold_after_exit_s:
             with edited_state(self._state) as lines:
                 self._forget(lines)
 
@@ -512,6 +558,7 @@ class Handler(BaseHTTPRequestHandler):
         """Of a prompt of tokens, whole; what a slot cannot hold is refused as the real one does."""
         if load_behaviour().hang:
             threading.Event().wait()
+        wait_while(lambda now: now.held)
         count = len(request["prompt"])
         if count >= self._window():
             self._error(400, "the request exceeds the available context size", "exceed_context_size_error")
@@ -528,6 +575,7 @@ class Handler(BaseHTTPRequestHandler):
             self._event({"delta": {"role": "assistant", "content": None}, "finish_reason": None})
         if behaviour.hang:
             threading.Event().wait()
+        wait_while(lambda now: now.held)
         for token in behaviour.tokens:
             time.sleep(behaviour.token_s)
             if streamed:

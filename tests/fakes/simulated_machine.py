@@ -112,6 +112,23 @@ def model_facts(size_gib: float) -> CheckpointFacts:
     )
 
 
+def request_of(  # noqa: PLR0917  # what a load is made of
+    name: str, token: str, run: str, request: PlanRequest, server: Path, **wishes: Any
+) -> LoadRequested:
+    """A load of one of the models, everything about it looked up."""
+    path = Path(f"/models/{name}/model.gguf")
+    return LoadRequested(
+        token=token,
+        run=run,
+        checkpoint=Checkpoint(name, path, (path,), int(MODELS[name] * GIB)),
+        facts=model_facts(MODELS[name]),
+        request=request,
+        build=Build(server, (), "test", False),
+        capabilities=CAPABILITIES,
+        **wishes,
+    )
+
+
 @dataclass(slots=True)
 class Process:
     """What is really there of one launch."""
@@ -443,20 +460,8 @@ class Machine:
 
     def load(self, name: str, request: PlanRequest, **wishes: Any) -> str:
         """A client asks for a model; returns the token."""
-        token = self.token("load")
-        path = Path(f"/models/{name}/model.gguf")
-        self.feed(
-            LoadRequested(
-                token=token,
-                run=f"{next(self._numbers):08x}",
-                checkpoint=Checkpoint(name, path, (path,), int(MODELS[name] * GIB)),
-                facts=model_facts(MODELS[name]),
-                request=request,
-                build=Build(self.server, (), "test", False),
-                capabilities=CAPABILITIES,
-                **wishes,
-            )
-        )
+        token, run = self.token("load"), f"{next(self._numbers):08x}"
+        self.feed(request_of(name, token, run, request, self.server, **wishes))
         return token
 
     def step(self) -> None:

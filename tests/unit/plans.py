@@ -152,6 +152,11 @@ def odd_heads(model: str) -> CheckpointFacts:
 
 def remedies(request: PlanRequest, details: Mapping[str, Any], *, by_hand: bool) -> Iterator[PlanRequest]:
     """What a refusal recommends, as requests; without what only a setting can do."""
+    if "largest_context_tokens" not in details:
+        # It fits on the card, and not beside it: nothing is recommended but to make room there.
+        assert details["place"] == "host"
+        assert not any(key.startswith("fits_") for key in details)
+        return
     if details["largest_context_tokens"] is not None:
         yield replace(
             request, context_tokens=details["largest_context_tokens"], parallel=details["parallel"]

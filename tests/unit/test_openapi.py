@@ -205,4 +205,17 @@ def test_the_reference_names_every_parameter_and_field() -> None:
     assert fields == ["Field", *wire.PlanBody.model_fields]
     fields_of_inspect = re.findall(r"^\| (\w+) \|", sections()["post", "/v1/inspect"], re.MULTILINE)
     assert fields_of_inspect == ["Field", *wire.InspectBody.model_fields]
-    assert set(wire.LoadBody.model_fields) - set(fields) == {"token"}
+    of_load = re.findall(r"^\| (\w+) \|", sections()["post", "/v1/load"], re.MULTILINE)
+    assert of_load[: of_load.index("Kind")] == ["Field", *of_load_alone()]
+    assert of_load_alone()[0] == "token"
+
+
+def of_load_alone() -> list[str]:
+    """What a load can ask for and a plan cannot."""
+    return [name for name in wire.LoadBody.model_fields if name not in wire.PlanBody.model_fields]
+
+
+def test_the_reference_names_every_member_and_kind_of_a_line() -> None:
+    table = sections()["post", "/v1/load"].split("| Kind |", 1)[1]
+    for name in (*wire.LoadLine.model_fields, *wire.LoadLineKind):
+        assert f"`{name}`" in table, name

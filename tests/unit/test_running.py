@@ -25,7 +25,7 @@ from lllm3090d.serving.unit_spec import Record, read_record
 from tests.unit.engine_truth import facts_of
 from tests.unit.plans import DRAFTING, MIXTURE, SMOLLM2, projector_of
 from tests.unit.test_command_line import build_named
-from tests.unit.test_scheduler import GIB, World
+from tests.unit.test_scheduler import CARD, GIB, World
 
 pytestmark = pytest.mark.unit
 
@@ -39,7 +39,7 @@ class Bench(World):
 
     def observation(self) -> Observation:
         seen = super().observation()
-        return replace(seen, card=Card(self.card_kind, "x", "x", None))
+        return replace(seen, cards=(replace(seen.main, card=Card(self.card_kind, CARD.uuid, "x", None)),))
 
     def event(
         self,

@@ -1,0 +1,163 @@
+"""Which cards an engine may see, and by which names it then knows them. Pure.
+
+CUDA and ROCm take cards by UUID, hide all others, and number those that are left in the order given: the launch is on
+its cards or does not start. Vulkan and SYCL have indices only, and ``--list-devices`` prints neither an index of the
+driver (its own list leaves out what is no graphics card) nor a PCI address. There a launch is kept to the devices that
+it names with ``--device``, and which device is which card must follow from name and size of its memory: where two
+cards are equal it does not, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lllm3090d.engines.capabilities import Backend, Capabilities, ListedDevice
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import Card, CardKind
+from lllm3090d.planning.units import MIB
+
+# By which engines name the devices of a backend, before their number.
+DEVICE_PREFIXES = {
+    Backend.CUDA: "CUDA",
+    Backend.ROCM: "ROCm",
+    Backend.VULKAN: "Vulkan",
+    Backend.SYCL: "SYCL",
+}
+# A backend may leave out what a driver keeps for itself, or add a window of host memory.
+SIZE_TOLERANCE = 0.1
+_ROCM_UUID = re.compile(r"GPU-[0-9a-f]{16}")
+_WORD = re.compile(r"[a-z0-9]+")
+# Words of a product's name that one driver writes and another one leaves out.
+_MAKERS = frozenset({"nvidia", "amd", "intel", "r", "tm", "corporation", "graphics", "geforce"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How a launch is kept to its cards.
+
+    Attributes:
+        devices: the engine's names of the cards, in their order.
+        environment: variables, name and value, by which all others are hidden; empty where names do it.
+    """
+
+    devices: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def sight(capabilities: Capabilities, cards: Sequence[Card], chosen: Sequence[Card]) -> Sight | None:
+    """How a launch is kept to some of a machine's cards; None where there is nothing else to be kept from.
+
+    Args:
+        capabilities: of the build, as it answered on this machine.
+        cards: all that are managed.
+        chosen: those of the launch, in the order of its devices.
+
+    Raises:
+        LlmError: ENGINE_UNUSABLE where the build lists fewer devices than that, or where nothing tells which of them
+            is which card.
+        ValueError: no card is chosen.
+    """
+    if not chosen:
+        raise ValueError("a launch on no card needs no sight")
+    prefix = DEVICE_PREFIXES.get(capabilities.backend)
+    if prefix is None or chosen[0].kind is CardKind.CPU:
+        return None
+    listed = _of_backend(capabilities, prefix)
+    if len(cards) == 1 and len(listed) <= 1:
+        return None
+    variables = _by_uuid(capabilities.backend, chosen)
+    if variables:
+        if len(listed) < len(chosen):
+            raise _too_few(listed, chosen)
+        return Sight(tuple(f"{prefix}{index}" for index in range(len(chosen))), variables)
+    found = [identified(capabilities, cards, card) for card in chosen]
+    names = tuple(device.name for device in found if device is not None)
+    if len(names) == len(chosen):
+        return Sight(names)
+    if len(cards) == 1:
+        return None  # the others are none of ours, and the engine leaves out what is no card of its own
+    raise _unknown(listed, chosen[found.index(None)])
+
+
+def can_be_kept_to(capabilities: Capabilities, cards: Sequence[Card], card: Card) -> bool:
+    """A launch can be kept to this one of several cards."""
+    try:
+        sight(capabilities, cards, (card,))
+    except LlmError:
+        return False
+    return True
+
+
+def identified(capabilities: Capabilities, cards: Sequence[Card], card: Card) -> ListedDevice | None:
+    """The device that is this card; None where none is, or where another card could be it, or another device."""
+    prefix = DEVICE_PREFIXES.get(capabilities.backend)
+    listed = () if prefix is None else _of_backend(capabilities, prefix)
+    fitting = [device for device in listed if _could_be(device, card)]
+    if len(fitting) != 1:
+        return None
+    others = (other for other in cards if other.uuid != card.uuid)
+    return None if any(_could_be(fitting[0], other) for other in others) else fitting[0]
+
+
+def _of_backend(capabilities: Capabilities, prefix: str) -> tuple[ListedDevice, ...]:
+    return tuple(device for device in capabilities.listed if device.name.rstrip("0123456789") == prefix)
+
+
+def _by_uuid(backend: Backend, chosen: Sequence[Card]) -> tuple[tuple[str, str], ...]:
+    """Variables that show an engine these cards alone; none where the backend does not take their UUIDs."""
+    uuids = ",".join(card.uuid for card in chosen)
+    if backend is Backend.CUDA:
+        # The order is without effect on cards by UUID; it is that of the numbers in the engine's and driver's logs.
+        return (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", uuids))
+    if backend is Backend.ROCM and all(_ROCM_UUID.fullmatch(card.uuid) for card in chosen):
+        # HIP counts among those that the runtime below it shows; a variable of the session would hide some of them.
+        numbers = ",".join(str(index) for index in range(len(chosen)))
+        return (("HIP_VISIBLE_DEVICES", numbers), ("ROCR_VISIBLE_DEVICES", uuids))
+    return ()
+
+
+def _could_be(device: ListedDevice, card: Card) -> bool:
+    """Name and size speak for it. Rather too often than too seldom: what could be two cards is taken for neither."""
+    words, wanted = _words(device.description), _words(card.name)
+    numbers = {word for word in wanted if not word.isalpha()}
+    alike = bool(numbers & words) if numbers else bool(wanted) and wanted <= words
+    apart = abs(device.total_bytes - card.total_bytes)
+    return alike and (card.total_bytes == 0 or apart <= SIZE_TOLERANCE * card.total_bytes)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(name.lower())) - _MAKERS
+
+
+def _too_few(listed: Sequence[ListedDevice], chosen: Sequence[Card]) -> LlmError:
+    seen = ", ".join(device.name for device in listed) or "none"
+    return LlmError(
+        ErrorCode.ENGINE_UNUSABLE,
+        f"A launch on {len(chosen)} cards needs a device for each, and the engine lists {seen}.",
+        hint="Look at lllm3090ctl doctor and at variables such as CUDA_VISIBLE_DEVICES, which hide cards from it.",
+        devices=[device.name for device in listed],
+        cards=[card.uuid for card in chosen],
+    )
+
+
+def _unknown(listed: Sequence[ListedDevice], card: Card) -> LlmError:
+    seen = ", ".join(
+        f"{device.name} ({device.description}, {device.total_bytes // MIB} MiB)" for device in listed
+    )
+    by_uuid = "ROCm" if card.kind is CardKind.AMD else "CUDA"
+    remedy = (
+        f"Use a build of llama.cpp for {by_uuid}, which takes cards by UUID (lllm3090ctl engine)."
+        if card.kind in {CardKind.AMD, CardKind.NVIDIA}
+        else "Use a build that lists each card under a name of its own."
+    )
+    where = f" at {card.pci_address}" if card.pci_address else ""
+    return LlmError(
+        ErrorCode.ENGINE_UNUSABLE,
+        f"Nothing tells which of the engine's devices is the {card.name}{where}: it lists {seen or 'none'}."
+        " A launch on a guess could fill another card.",
+        hint=remedy,
+        devices=[device.name for device in listed],
+        card=card.uuid,
+    )
