@@ -19,6 +19,12 @@ from lllm3090ctl.text import Block, Column, Table, clean, count, mib, mib_up, pa
 
 SHORT_ITEM_COLUMNS = ITEM_COLUMNS[:-1]
 SHORT_BUDGET_COLUMNS = BUDGET_COLUMNS[:-1]
+PART_COLUMNS = (
+    Column("CARD"),
+    Column("NAME", least=16),
+    Column("LAYERS", right=True),
+    Column("MIB", right=True),
+)
 MEASURED = "measured"
 OTHER_CARD = "other card"
 BACKENDS = {
@@ -75,6 +81,7 @@ def plan(view: Document, explain: bool = False) -> list[Block]:
         "",
         budget_table,
         "",
+        *_on_cards(view),
         _outcome(view, card_bytes, available_bytes),
     ]
     notes = view.texts("notes") if view.has("notes") else ()
@@ -89,12 +96,34 @@ def plan(view: Document, explain: bool = False) -> list[Block]:
             blocks += [f"  {name}: {clean(line)}" for line in lines]
     argv = view.texts("argv")
     if argv:
-        blocks += ["", "The engine's command line:", clean(shlex.join(argv))]
+        blocks += ["", "The engine's command line:", clean(shlex.join([*_variables(view), *argv]))]
         if any(NO_RUN in argument for argument in argv):
             blocks.append(
                 "(The zeros in the name of the socket stand for the run: each start gets a number of its own.)"
             )
     return blocks
+
+
+def _variables(view: Document) -> tuple[str, ...]:
+    """What keeps the engine to its cards."""
+    return tuple(view.texts("environment")) if view.has("environment") else ()
+
+
+def _on_cards(view: Document) -> list[Block]:
+    """On which of several cards it is, the layers and bytes of each."""
+    parts = view.children("cards") if view.has("cards") else ()
+    rows = []
+    for part in parts:
+        layers = part.maybe_whole("layers")
+        rows.append(
+            (
+                part.text("name"),
+                clean(part.text("card")),
+                "all" if layers is None else str(layers),
+                mib(part.whole("bytes")),
+            )
+        )
+    return [Table(PART_COLUMNS, tuple(rows)), ""] if rows else []
 
 
 def succeeds(view: Document) -> bool:

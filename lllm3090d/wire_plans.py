@@ -136,6 +136,16 @@ class PlannedCardView(Response):
     )
 
 
+class CardPartView(Response):
+    """What of a plan lies on one of several cards."""
+
+    uuid: str
+    name: str = Field(description="GPU and its number, which --gpu takes")
+    card: str = Field(description="product name")
+    layers: int | None = Field(default=None, description="the output counting as one; null for all")
+    bytes: int = Field(description="what it takes of this card")
+
+
 class LimitView(Response):
     """Why the window is not larger."""
 
@@ -272,6 +282,13 @@ class PlanView(Response):
     available_bytes: int = Field(description="what the card can give now, or empty")
     argv: tuple[str, ...] = Field(
         description="the engine's command line; empty where no engine of this machine could carry the plan out"
+    )
+    environment: tuple[str, ...] = Field(
+        default=(), description="variables, NAME=value, by which the engine is kept to its cards of several"
+    )
+    cards: tuple[CardPartView, ...] = Field(
+        default=(),
+        description="of several cards those that it is on, in the order of the engine's devices, the main one last",
     )
     verdict: Verdict | None = Field(default=None, description="what becomes of the model, in a word")
     evidence: Evidence | None = Field(

@@ -104,6 +104,7 @@ class MeasuredSpeed(_Part):
         speculation: ``none``, ``mtp`` or what else drafted.
         workload: what was generated; None where nobody noted it.
         build: of the engine; None where nobody noted it.
+        tokens_per_step: that a step yielded on average, its own and the accepted drafts; None where nobody noted it.
     """
 
     tokens_per_s: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
@@ -112,6 +113,7 @@ class MeasuredSpeed(_Part):
     speculation: _Line
     workload: _Line | None = None
     build: _Line | None = None
+    tokens_per_step: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] | None = None
 
 
 class CatalogueEntry(_Part):

@@ -81,6 +81,11 @@ def sight(capabilities: Capabilities, cards: Sequence[Card], chosen: Sequence[Ca
     raise _unknown(listed, chosen[found.index(None)])
 
 
+def variables(seen: Sight | None) -> tuple[str, ...]:
+    """The variables of a sight as ``NAME=value``."""
+    return () if seen is None else tuple(f"{name}={value}" for name, value in seen.environment)
+
+
 def can_be_kept_to(capabilities: Capabilities, cards: Sequence[Card], card: Card) -> bool:
     """A launch can be kept to this one of several cards."""
     try:

@@ -1,10 +1,9 @@
-"""Several cards: which take part, which one is the main one, and how layers are shared out among them. Pure."""
+"""Several cards: which take part, and which one is the main one. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 # Bytes of memory below which a card takes no part: what a process holds there is a large share of it, and every
 # boundary between cards costs time. Judgement, as in sizing by others.
@@ -50,22 +49,3 @@ def main_device(capacities_bytes: Sequence[int]) -> int:
     if not capacities_bytes:
         raise ValueError("without a card there is no main one")
     return max(range(len(capacities_bytes)), key=lambda index: (capacities_bytes[index], -index))
-
-
-def tensor_split(capacities_bytes: Sequence[int], fixed_bytes: Sequence[int]) -> tuple[Fraction, ...] | None:
-    """Shares of the layers in the order of the cards (``--tensor-split``); None where no card has room.
-
-    A share is in proportion to what is left of a card once its fixed costs are paid. Shares are exact and add up to
-    1; rounding is for the command line.
-
-    Args:
-        capacities_bytes: what each card can give.
-        fixed_bytes: what each takes whatever its layers: the runtime of a process and, on the main card, compute
-            buffers, draft and projector.
-
-    Raises:
-        ValueError: the lists differ in length.
-    """
-    rooms = [max(0, room - fixed) for room, fixed in zip(capacities_bytes, fixed_bytes, strict=True)]
-    together = sum(rooms)
-    return tuple(Fraction(room, together) for room in rooms) if together else None

@@ -46,8 +46,9 @@ from lllm3090d.planning.slots import (
 from lllm3090d.planning.split import DeviceSplit
 from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.planning.tier import Tier
+from lllm3090d.planning.tier_choice import Candidate
 from lllm3090d.planning.tier_conditions import shared_line_caution
-from lllm3090d.planning.tiering import tier_of, tiered
+from lllm3090d.planning.tiering import chosen_of, tier_of, tiered
 from lllm3090d.planning.units import PAGE_TOKENS, mib_ceil, round_up
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
 
@@ -81,6 +82,7 @@ class Plan:
         split: the cards of a machine with several that it is for, and what each takes; None where there is one.
         notes: what was decided against the usual, and why; for a person.
         uncalibrated: the price without anything that was learnt here; None where that changes nothing.
+        ways: where a tier was asked for, the ways to have such a window, the best first; () where none was.
     """
 
     launch: Launch
@@ -94,6 +96,7 @@ class Plan:
     split: DeviceSplit | None = None
     notes: tuple[str, ...] = ()
     uncalibrated: Quote | None = None
+    ways: tuple[Candidate, ...] = ()
 
     @property
     def first_quote(self) -> Quote:
@@ -254,11 +257,12 @@ class Planner:
     def _planned(self) -> Plan:
         """The plan for this room, and so for all of its cards."""
         notes: list[str] = []
+        ways: tuple[Candidate, ...] = ()
         stretched = self._stretch(notes)
         variant = self._drafting(self._base(stretched, notes), notes)
         variant = self._projecting(variant, notes)
         if self.request.tiered and self.features.tier is not None:
-            variant, launch = self._with_tier(variant, self.features.tier, notes)
+            variant, launch, ways = self._with_tier(variant, self.features.tier, notes)
             asked = self.request.context_tokens is not None
             capped_by = CappedBy.REQUEST if asked else CappedBy.MODEL
         elif self.request.context_tokens is not None:
@@ -282,6 +286,7 @@ class Planner:
             split=variant.split(launch),
             notes=tuple(notes),
             uncalibrated=None if variant.calibration is None else variant.uncalibrated(launch),
+            ways=ways,
         )
 
     # --- what is decided before the size -------------------------------------------------------------------------
@@ -501,20 +506,23 @@ class Planner:
                 return offloaded, launch
         raise self._too_large(variant, launch)
 
-    def _with_tier(self, variant: Variant, room: TierRoom, notes: list[str]) -> tuple[Variant, Launch]:
+    def _with_tier(
+        self, variant: Variant, room: TierRoom, notes: list[str]
+    ) -> tuple[Variant, Launch, tuple[Candidate, ...]]:
         """The context that was asked for, or all there can be, with a part of it in host memory where it must."""
         slots = self._slots_asked()
         context = self.request.context_tokens or variant.limit_tokens * slots
         given = self.request.parallel is not None
         checks.check_context(context, slots, variant.limit_tokens, self.facts, was_asked=given)
-        found, launch, way = tiered(variant, room, context, slots)
-        if launch.line_tokens:
-            notes += way.reasons
+        found, launch, ways = tiered(variant, room, context, slots)
+        way = chosen_of(ways)
+        if launch.line_tokens and way is not None:
+            notes += (*way.reasons, way.speed)
             caution = shared_line_caution(launch.shape(self.facts))
             notes += (caution,) if caution else ()
         else:
             notes.append("no tier: the whole cache fits on the card")
-        return found, launch
+        return found, launch, ways
 
     def _as_large_as_fits(self, variant: Variant, notes: list[str]) -> tuple[Variant, Launch]:
         given, unused = self.request.parallel, list[str]()

@@ -14,7 +14,7 @@ from lllm3090d.planning.rope import RopeScaling
 from lllm3090d.planning.slots import SlotPolicy
 from lllm3090d.planning.tier import TierOffer
 from lllm3090d.planning.tier_conditions import HostMemory, TierMachine
-from lllm3090d.planning.tier_speed import LinkSpeed
+from lllm3090d.planning.tier_speed import LinkSpeed, MeasuredSteps
 
 __all__ = [
     "Drafting",
@@ -131,12 +131,14 @@ class TierRoom:
         offer: what of a tier the engine offers.
         host: memory of the machine.
         link: between host and card; None where unknown.
+        steps: what was measured of the model within VRAM.
     """
 
     machine: TierMachine
     offer: TierOffer
     host: HostMemory
     link: LinkSpeed | None = None
+    steps: MeasuredSteps = MeasuredSteps()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,6 @@ class SlotPlan:
         """The window is as long as the model allows, so more memory would not lengthen it."""
         return self.fits and self.window_tokens >= self.limit_tokens
 
-    @property
-    def one_slot_alternative(self) -> str | None:
-        """What one slot would give and how to ask for it; None where the plan has no more than one."""
-        if self.one_slot_window_tokens is None:
-            return None
-        return f"1 x {self.one_slot_window_tokens:,}: --parallel 1"
-
 
 def automatic_slots(
     policy: SlotPolicy,

@@ -7,11 +7,13 @@ beside the figure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lllm3090d.checkpoints.catalogue import MeasuredSpeed
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.gpus.profiles import CardProfile
+from lllm3090d.planning.request import Features
+from lllm3090d.planning.tier_speed import WITHOUT_DRAFTS, DecodeStep, MeasuredSteps
 
 REFERENCE_BACKEND = (
     Backend.VULKAN
@@ -86,3 +88,46 @@ def qualify(speed: MeasuredSpeed, card: CardProfile, backend: Backend) -> ShownS
         on_this_card=card.present and speed.card == card.id,
         on_this_backend=backend is Backend.UNKNOWN or speed.backend == backend,
     )
+
+
+def measured_steps(speeds: Sequence[MeasuredSpeed], card: CardProfile, backend: Backend) -> MeasuredSteps:
+    """Steps within VRAM, from speeds measured with this very model on this very card and backend; never scaled.
+
+    Of several speeds with the same speculation the first counts, as where one is shown. Without drafts a step is a
+    token; with them a speed is of use only where somebody noted how many tokens a step yielded.
+
+    Args:
+        speeds: of one model.
+        card: the card it would run on.
+        backend: of the engine.
+    """
+    known: dict[str, DecodeStep | str] = {}
+    for speed in speeds:
+        if not qualify(speed, card, backend).on_this_card or speed.backend != backend:
+            continue
+        tokens = 1.0 if speed.speculation == WITHOUT_DRAFTS else speed.tokens_per_step
+        found = _step(speed, tokens)
+        if isinstance(known.get(speed.speculation, ""), str):
+            known[speed.speculation] = found
+    if not speeds:
+        return MeasuredSteps(otherwise="nobody has noted a speed of this very file")
+    where = f"on {card.name} with {backend}" if card.present else "without a card"
+    other = " with this kind of drafts" if known else ""
+    return MeasuredSteps(tuple(known.items()), f"nobody has noted a speed of this very file {where}{other}")
+
+
+def predicting(features: Features, speeds: Sequence[MeasuredSpeed], card: CardProfile) -> Features:
+    """The same offer, with what a tier's speed can be predicted from; see :func:`measured_steps`."""
+    if features.tier is None:
+        return features
+    steps = measured_steps(speeds, card, features.backend)
+    return replace(features, tier=replace(features.tier, steps=steps))
+
+
+def _step(speed: MeasuredSpeed, tokens: float | None) -> DecodeStep | str:
+    circumstances = ShownSpeed(speed, on_this_card=True, on_this_backend=True).circumstances
+    measured = f"{speed.tokens_per_s:g} tokens/s measured ({circumstances})"
+    if tokens is None:
+        return f"{measured}, and nobody has noted how many tokens a step yielded"
+    drafted = "" if speed.speculation == WITHOUT_DRAFTS else f", {tokens:g} tokens a step"
+    return DecodeStep.from_speed(speed.tokens_per_s, tokens, f"{measured}{drafted}")

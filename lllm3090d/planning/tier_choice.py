@@ -23,7 +23,7 @@ from lllm3090d.planning.tier import (
     tier_sizes,
 )
 from lllm3090d.planning.tier_conditions import HostMemory, Unmet, host_conditions
-from lllm3090d.planning.tier_speed import DecodeStep, LinkSpeed, tokens_per_s
+from lllm3090d.planning.tier_speed import GB, DecodeStep, LinkSpeed, tokens_per_s
 from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_ceil
 
 # A line this high is rarely crossed in ordinary work, so the better cache wins; the least of what is advised.
@@ -84,7 +84,7 @@ class Wish:
         unmet: why there can be no tier of a type; empty where there can.
         draft_tokens: length of a draft, 0 without drafting.
         offers_tail: the engine can draft more beyond the line.
-        step: a step within VRAM; None where nobody has measured one.
+        step: a step within VRAM; why there is none, where nobody has measured one.
         link: between host and card; None where unknown.
         working_depth_tokens: how deep conversations are expected to be.
     """
@@ -97,7 +97,7 @@ class Wish:
     unmet: Callable[[CacheType], tuple[Unmet, ...]]
     draft_tokens: int = 0
     offers_tail: bool = False
-    step: DecodeStep | None = None
+    step: DecodeStep | str = "nobody has measured a step"
     link: LinkSpeed | None = None
     working_depth_tokens: int = WORKING_DEPTH_TOKENS
 
@@ -113,6 +113,7 @@ class Candidate:
         sizes: of the tier; None without one.
         end_tokens_per_s, half_tokens_per_s: predicted with the whole and with half of the offered window in use;
             None where nothing is known.
+        speed: what they are predicted from, or why they are not; a sentence.
         fits: it can be launched.
         reasons: why it is there, what it costs, or why it cannot be; sentences for a person.
     """
@@ -125,6 +126,7 @@ class Candidate:
     half_tokens_per_s: float | None
     fits: bool
     reasons: tuple[str, ...]
+    speed: str = ""
 
 
 def candidates(wish: Wish, price: Price) -> tuple[Candidate, ...]:
@@ -177,7 +179,8 @@ def _in_vram(wish: Wish, price: Price, way: Way, offer: Offer) -> Candidate:
     if offer.cache_type is not wish.cache_type and fits:
         reasons.append(_quality(wish))
     end, half = _speeds(wish, offer) if fits else (None, None)
-    return Candidate(way, offer, cost, None, end, half, fits, tuple(reasons))
+    speed = speed_text(wish.step, wish.link, is_tiered=False) if fits else ""
+    return Candidate(way, offer, cost, None, end, half, fits, tuple(reasons), speed)
 
 
 def _tiered(wish: Wish, price: Price, way: Way, cache_type: CacheType) -> Candidate:
@@ -206,10 +209,10 @@ def _tiered(wish: Wish, price: Price, way: Way, cache_type: CacheType) -> Candid
         _room(wish, cost),
         f"{split.line_tokens} of {split.context_tokens} cells are in VRAM; {mib_ceil(sizes.host_bytes)} MiB of host"
         f" memory are pinned, and {mib_ceil(sizes.staging_bytes)} MiB of VRAM are for copying from there.",
-        _beyond(wish),
         *((_quality(wish),) if cache_type is not wish.cache_type else ()),
     )
-    return Candidate(way, split, cost, sizes, *_speeds(wish, split), True, reasons)
+    speed = speed_text(wish.step, wish.link, is_tiered=True)
+    return Candidate(way, split, cost, sizes, *_speeds(wish, split), True, reasons, speed)
 
 
 def _with_tail(
@@ -280,7 +283,7 @@ def _impossible(way: Way, offer: Offer, *reasons: str) -> Candidate:
 
 def _speeds(wish: Wish, offer: Offer) -> tuple[float | None, float | None]:
     """Predicted at the end and at half of the window; within VRAM the speed of a step, whatever the depth."""
-    if wish.step is None:
+    if isinstance(wish.step, str):
         return None, None
     if not offer.line_tokens:
         return wish.step.tokens_per_s, wish.step.tokens_per_s
@@ -310,8 +313,12 @@ def _quality(wish: Wish) -> str:
     )
 
 
-def _beyond(wish: Wish) -> str:
-    if wish.step is None or wish.link is None:
-        missing = "a measured speed" if wish.step is None else "the bus"
-        return f"How fast it is beyond the line cannot be predicted without {missing}."
-    return f"Speeds are predicted from: {wish.step.evidence}; bus: {wish.link.evidence}."
+def speed_text(step: DecodeStep | str, link: LinkSpeed | None, *, is_tiered: bool) -> str:
+    """What a prediction rests on, or why there is none."""
+    if isinstance(step, str):
+        return f"Speed not predicted: {step}."
+    if not is_tiered:
+        return f"Speed predicted from {step.evidence}."
+    if link is None:
+        return "Speed not predicted: the link between host and card is not known."
+    return f"Speed predicted from {step.evidence}; bus {link.bytes_per_s / GB:.1f} GB/s, {link.evidence}."

@@ -23,6 +23,7 @@ WIDTHS = (1, 2, 4, 8, 16)
 MEASURED_LINKS: Mapping[tuple[int, int], int] = MappingProxyType(
     {(4, 16): 23_700_000_000, (3, 16): 12_500_000_000, (4, 8): 12_500_000_000}
 )
+WITHOUT_DRAFTS = "none"  # how a catalogue names it
 LINK_PERCENT = 75  # of the nominal rate that the measured links reach (75 and 79)
 
 
@@ -68,6 +69,23 @@ class DecodeStep:
     def tokens_per_s(self) -> float:
         """Within VRAM."""
         return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """What is known of steps within VRAM of one model on one card, by how it drafts.
+
+    Attributes:
+        known: name of the speculation and the step, or why its measurement is of no use here.
+        otherwise: why there is no step for any other speculation; a clause for a person.
+    """
+
+    known: tuple[tuple[str, DecodeStep | str], ...] = ()
+    otherwise: str = "nobody has measured the model on this card"
+
+    def of(self, speculation: str) -> DecodeStep | str:
+        """The step with this speculation, ``none`` or as in ``mtp``; why there is none, where there is none."""
+        return dict(self.known).get(speculation, self.otherwise)
 
 
 def link_speed(generation: int, width: int) -> LinkSpeed | None:

@@ -21,12 +21,15 @@ from lllm3090d.planning.tier import (
 )
 from lllm3090d.planning.tier_choice import Candidate, Cost, Offer, Way, Wish, candidates
 from lllm3090d.planning.tier_conditions import Unmet, unmet_conditions
+from lllm3090d.planning.tier_speed import WITHOUT_DRAFTS
 
 
 def tiered(
     variant: Variant, room: TierRoom, context_tokens: int, slots: int
-) -> tuple[Variant, Launch, Candidate]:
+) -> tuple[Variant, Launch, tuple[Candidate, ...]]:
     """The launch with a tier that holds such a context; without one where all of it fits into VRAM.
+
+    With it come all ways to have the context, the best first; :func:`chosen_of` is the one of the launch.
 
     Args:
         variant: everything resident.
@@ -41,7 +44,7 @@ def tiered(
     if room.offer.draft_window and _drafts_itself(variant.template):
         variant = variant.changed(template=_windowed(variant.template))
     found = ways(variant, room, context_tokens, slots)
-    chosen = next((each for each in found if each.fits and each.way in {Way.VRAM, Way.TIER}), None)
+    chosen = chosen_of(found)
     if chosen is None:
         reasons = " ".join(reason for each in found if each.way is Way.TIER for reason in each.reasons)
         raise LlmError(
@@ -50,7 +53,12 @@ def tiered(
             hint="Leave the tier out, or ask for a smaller context.",
             context_tokens=context_tokens,
         )
-    return variant, launch_of(variant, chosen.offer, slots), chosen
+    return variant, launch_of(variant, chosen.offer, slots), found
+
+
+def chosen_of(found: tuple[Candidate, ...]) -> Candidate | None:
+    """The way that a tier asked for is had: all in VRAM where that fits, else divided; None where neither can be."""
+    return next((each for each in found if each.fits and each.way in {Way.VRAM, Way.TIER}), None)
 
 
 def ways(variant: Variant, room: TierRoom, context_tokens: int, slots: int) -> tuple[Candidate, ...]:
@@ -85,6 +93,7 @@ def ways(variant: Variant, room: TierRoom, context_tokens: int, slots: int) -> t
             unmet=unmet,
             draft_tokens=template.draft.tokens if template.draft else 0,
             offers_tail=room.offer.draft_tail,
+            step=room.steps.of(_speculation(template)),
             link=room.link,
         ),
         price,
@@ -133,6 +142,12 @@ def _layouts(launch: Launch, facts: CheckpointFacts) -> tuple[TierLayout, ...]:
 
 def _drafts_itself(launch: Launch) -> bool:
     return launch.draft is not None and launch.draft.spec_type is SpecType.MTP and launch.drafter is None
+
+
+def _speculation(launch: Launch) -> str:
+    """How it drafts, as a catalogue names it."""
+    draft = launch.draft
+    return WITHOUT_DRAFTS if draft is None else draft.spec_type.value.removeprefix("draft-")
 
 
 def _windowed(template: Launch) -> Launch:

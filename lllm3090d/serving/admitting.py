@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from lllm3090d.engines.visibility import can_be_kept_to, sight
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.devices import DeviceRoom
 from lllm3090d.planning.planner import LEAST_DRAFTED_WINDOW_TOKENS, CappedBy, Plan, Planner
 from lllm3090d.planning.request import Offload, PlanRequest, Room
@@ -23,6 +24,7 @@ from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import explained
 from lllm3090d.serving.instance import ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.ledger import Ledger, ReservationState
+from lllm3090d.serving.placed import number_name, together
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unruled import OfferedPlan
@@ -35,7 +37,7 @@ class Admit:
     Attributes:
         plan: how it is launched.
         cards: UUIDs of the cards it is on, in the order of the plan's devices.
-        budget: what the first of them could give.
+        budget: what they could give together.
         request: what was planned; another than the one asked for only where the load said that it would do.
     """
 
@@ -71,9 +73,21 @@ Decision = Admit | Evict | Wait | Refuse
 
 
 def card_name(observation: Observation, uuid: str) -> str:
-    """A card of this machine by its number, which ``--gpu`` takes; so plans name it, whatever an engine calls it."""
-    numbers = {state.card.uuid: number for number, state in enumerate(observation.cards)}
-    return f"GPU{numbers[uuid]}"
+    """By which plans name a card."""
+    return number_name(cards_of(observation), uuid)
+
+
+def cards_of(observation: Observation) -> tuple[Card, ...]:
+    """The cards in the order of their numbers."""
+    return tuple(state.card for state in observation.cards)
+
+
+def cards_of_plan(plan: Plan, observation: Observation, usable: tuple[str, ...]) -> tuple[str, ...]:
+    """UUIDs of the cards that a plan is for, in the order of its devices; of one without names the first usable one."""
+    if plan.split is None:
+        return usable[:1]
+    by_name = {card_name(observation, uuid): uuid for uuid in usable}
+    return tuple(by_name[name] for name in plan.split.devices)
 
 
 def room_for(event: LoadRequested, observation: Observation, given: Rooms) -> Room:
@@ -103,7 +117,7 @@ def usable_cards(event: LoadRequested, observation: Observation, given: Rooms) -
         LlmError: CARD_UNREADABLE where none can be read; INVALID_REQUEST for a card that is not there; ENGINE_UNUSABLE
             where the engine can be kept to none.
     """
-    cards = tuple(each.card for each in observation.cards)
+    cards = cards_of(observation)
     if event.card is not None:
         state = observation.of(event.card)
         if state is None:
@@ -236,11 +250,9 @@ class Decider:
             if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
                 raise
             return error
-        cards = usable[:1]
-        if plan.split is not None:
-            order = {card_name(self.observation, uuid): uuid for uuid in usable}
-            cards = tuple(order[name] for name in plan.split.devices)
-        return Admit(plan, cards, given.cards[cards[0]], event.request)
+        cards = cards_of_plan(plan, self.observation, usable)
+        budget = together([(card_name(self.observation, each), given.cards[each]) for each in cards])
+        return Admit(plan, cards, budget, event.request)
 
     @staticmethod
     def _is_satisfying(plan: Plan, event: LoadRequested) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from lllm3090d.bus.systemd import BusBack, BusLost, Relist, SystemdManager, UnitChanged, UnitGone
 from lllm3090d.bus.systemd import Event as BusEvent
 from lllm3090d.bus.thread import BusThread
-from lllm3090d.checkpoints.library import resolve
+from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardReader
 from lllm3090d.planning.calibration import deviation_limit_bytes
@@ -328,7 +328,7 @@ class Daemon:
     async def unload(self, name: str) -> UnloadDone:
         """Unload a model; returns when its memory is back. Raises LlmError NOT_LOADED, STOP_FAILED."""
         token = secrets.token_hex(8)
-        answer = await self._ask(token, UnloadRequested(token, self.loaded(name).name))
+        answer = await self._ask(token, UnloadRequested(token, self._loaded_or_waiting(name)))
         if not isinstance(answer, UnloadDone):
             raise TypeError(f"unload answered with {answer!r}")
         return answer
@@ -383,18 +383,28 @@ class Daemon:
     def loaded(self, name: str) -> Instance:
         """The instance a name means, by the same rules as for models. Raises LlmError NOT_LOADED, AMBIGUOUS_MODEL."""
         instances = self.scheduler.instances
-        if not instances:
+        chosen = self._named(name, tuple(each.record.checkpoint() for each in instances))
+        found = self.scheduler.instance(chosen)
+        if found is None:
+            raise not_loaded(name, (each.name for each in instances))
+        return found
+
+    def _loaded_or_waiting(self, name: str) -> str:
+        """The same of what runs or waits for room."""
+        running = tuple(each.record.checkpoint() for each in self.scheduler.instances)
+        names = {each.name for each in running}
+        waiting = {each.name: each.event.checkpoint for each in self.scheduler.pending}
+        return self._named(name, (*running, *(waiting[each] for each in waiting.keys() - names)))
+
+    def _named(self, name: str, checkpoints: tuple[Checkpoint, ...]) -> str:
+        if not checkpoints:
             raise not_loaded(name, ())
         try:
-            chosen = resolve(name, tuple(i.record.checkpoint() for i in instances), self.settings.aliases)
+            return resolve(name, checkpoints, self.settings.aliases).name
         except LlmError as error:
             if error.code is ErrorCode.AMBIGUOUS_MODEL:
                 raise
-            raise not_loaded(name, (i.name for i in instances)) from error
-        found = self.scheduler.instance(chosen.name)
-        if found is None:
-            raise not_loaded(name, (i.name for i in instances))
-        return found
+            raise not_loaded(name, (each.name for each in checkpoints)) from error
 
     def observe(self) -> Observation:
         """All cards now; one that cannot be read says why."""
@@ -688,4 +698,3 @@ class Daemon:
                     hint="See: systemctl --user status dbus.socket",
                 )
             )
-

@@ -484,6 +484,7 @@ class Admitted:
     facts: CheckpointFacts | UnruledModel
     budget: Budget
     argv: tuple[str, ...]
+    environment: tuple[str, ...] = ()  # by which it is kept to its cards, where there are several
 
 
 @dataclass(frozen=True, slots=True)

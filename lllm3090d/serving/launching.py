@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lllm3090d.engines.arguments import launch as engine_launch
-from lllm3090d.engines.visibility import sight
+from lllm3090d.engines.visibility import sight, variables
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.calibration import Calibration, CalibrationKey, launch_text
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.request import PlanRequest
-from lllm3090d.serving.admitting import Admit
+from lllm3090d.serving.admitting import Admit, cards_of
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.extras import extra_of
 from lllm3090d.serving.ledger import Share
@@ -30,6 +30,7 @@ class Launched:
     spec: UnitSpec
     shares: tuple[Share, ...]
     argv: tuple[str, ...]
+    environment: tuple[str, ...] = ()  # by which it is kept to its cards
 
 
 def shares_of(plan: Plan, cards: tuple[str, ...], kind: CardKind) -> tuple[Share, ...]:
@@ -76,7 +77,9 @@ def launched(
     drafts_from: Path | None = None
     if drafter is not None and plan.launch.drafter is not None:
         drafts_from = drafter.path
+    cards = cards_of(observation)
     chosen = [state.card for uuid in decision.cards if (state := observation.of(uuid)) is not None]
+    seen = sight(event.capabilities, cards, chosen)
     launch = engine_launch(
         event.build,
         event.capabilities,
@@ -88,7 +91,7 @@ def launched(
         drafter_path=drafts_from,
         extra=extra,
         inherited=policy.inherited_environment,
-        sight=sight(event.capabilities, [state.card for state in observation.cards], chosen),
+        sight=seen,
     )
     shares = shares_of(plan, decision.cards, observation.card.kind)
     record = Record.of(
@@ -109,7 +112,7 @@ def launched(
         stop_timeout_s=policy.stop_timeout_s,
         inherited=policy.inherited_environment,
     )
-    return Launched(record, spec, shares, launch.argv)
+    return Launched(record, spec, shares, launch.argv, variables(seen))
 
 
 def calibration_for(event: LoadRequested, usable: Sequence[str]) -> Calibration | None:

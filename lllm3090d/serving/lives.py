@@ -54,6 +54,7 @@ from lllm3090d.serving.instance import (
     InstanceState,
 )
 from lllm3090d.serving.ledger import Ledger
+from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance, Releasing
 
@@ -312,8 +313,11 @@ class Lives:
         self._has_changed = True
         if instance is not None and instance.memory_pending:
             instance.memory_pending = False
-            charged = sum(each.charged_bytes for each in held)
-            instance.released_bytes = max(0, charged - sum(event.missing.values()))
+            # Beside a card, host memory is a limit that was hardly ever taken.
+            counted = [each for each in held if each.where != HOST] or held
+            instance.released_bytes = sum(
+                max(0, each.charged_bytes - event.missing.get(each.where, 0)) for each in counted
+            )
             self._settle(instance)
 
     def _settle(self, instance: Instance) -> None:

@@ -25,6 +25,7 @@ from lllm3090d.wire_plans import (
     AgentView,
     AlternativeView,
     BudgetLineView,
+    CardPartView,
     DownloadView,
     DraftView,
     EngineCheckView,
@@ -76,6 +77,8 @@ def plan_view(
     argv: Iterable[str],
     card_kind: CardKind,
     insight: Insight | None = None,
+    parts: tuple[CardPartView, ...] = (),
+    environment: tuple[str, ...] = (),
 ) -> PlanView:
     """A plan with the arithmetic of its admission; without an insight what that would tell is left out."""
     card_bytes = plan.quote.total_bytes(Place.CARD)
@@ -102,6 +105,8 @@ def plan_view(
         budget=budget_views(budget),
         available_bytes=budget.grantable_bytes,
         argv=tuple(argv),
+        environment=environment,
+        cards=parts,
         verdict=verdict(plan.window_tokens, card_can_compute=insight.card_can_compute if insight else True),
         # What else there is beside a dry run (slack, the process) is the same for all models.
         evidence=Evidence.ENGINE if isinstance(facts, UnruledModel) else weakest(plan.quote),

@@ -12,6 +12,7 @@ from lllm3090d.engines.arguments import features
 from lllm3090d.engines.arguments import launch as engine_launch
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.extra_arguments import NOTHING, ExtraArguments
+from lllm3090d.engines.visibility import Sight, sight, variables
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
 from lllm3090d.gpus.profiles import NAMELESS_IDS
@@ -25,7 +26,7 @@ from lllm3090d.planning.speeds import shown_speed
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import held_now
-from lllm3090d.serving.admitting import room_for, usable_cards
+from lllm3090d.serving.admitting import card_name, cards_of, cards_of_plan, room_for, usable_cards
 from lllm3090d.serving.catalogue_plans import catalogue_plan
 from lllm3090d.serving.catalogues import NOT_ON_DISK, KnownModels, known_models
 from lllm3090d.serving.commands import NOBODY, Wish
@@ -49,6 +50,7 @@ from lllm3090d.serving.learning import learnt
 from lllm3090d.serving.ledger import Reservation
 from lllm3090d.serving.lookup import FoundModel, FoundUnruled
 from lllm3090d.serving.observation import CardState
+from lllm3090d.serving.placed import Placed, parts_of, together
 from lllm3090d.serving.plan_requests import plan_request
 from lllm3090d.serving.plan_views import Insight, card_view_of, plan_view
 from lllm3090d.serving.remedies import Holder, Remedy
@@ -88,6 +90,7 @@ class _Question:
         now_s: on the scheduler's clock.
         host: what host memory beside the card can give; None where nobody limits it.
         asked: what was asked for, to be asked again with a change.
+        placed: on which cards of this machine a plan lies; None for another one.
     """
 
     model: FoundModel
@@ -105,6 +108,7 @@ class _Question:
     now_s: float | None = None
     host: Budget | None = None
     asked: Wish = NOBODY
+    placed: Callable[[Plan], Placed] | None = None
 
 
 class Previews:
@@ -190,7 +194,11 @@ class Previews:
             known=known,
             asked=_asked(body, model, extra, event.arguments),
             notes=notes,
-            argv=lambda plan: () if assumed else self._argv(model, engine, plan, extra),
+            argv=lambda plan: (
+                ()
+                if assumed
+                else self._argv(model, engine, plan, extra, _sight(engine, observation, (best,)))
+            ),
             state=None if there else observation.of(best),
             ours=() if there else scheduler.ledger.on(best),
             host=None if there else given.host,
@@ -213,29 +221,41 @@ class Previews:
         )
         return lambda plan: self._checks.check(question.model, asked, plan)
 
-    def _here(
-        self, body: PlanBody, model: FoundModel, engine: _Engine, event: LoadRequested
-    ) -> _Question:
+    def _here(self, body: PlanBody, model: FoundModel, engine: _Engine, event: LoadRequested) -> _Question:
         """What a load would get now."""
         scheduler, observation = self._daemon.scheduler, self._daemon.observe()
         extra = extra_of(event, scheduler.policy.extra_arguments)
-        available = scheduler.budget(observation)
-        card = emptied(self._machine(observation, engine), scheduler.policy.reserves)
+        asked = _asked(body, model, extra, event.arguments)
+        event = scheduler.aimed(event, observation)
+        given = scheduler.rooms(observation)
+        usable = usable_cards(event, observation, given)
+        state = observation.of(usable[0]) or observation.main
+        card = emptied(self._machine(observation, engine, state), scheduler.policy.reserves)
+
+        def seen(plan: Plan) -> Sight | None:
+            return _sight(engine, observation, cards_of_plan(plan, observation, usable))
+
+        def placed(plan: Plan) -> Placed:
+            on, cards = cards_of_plan(plan, observation, usable), cards_of(observation)
+            budget = together([(card_name(observation, each), given.cards[each]) for each in on])
+            return Placed(parts_of(plan, cards, on), budget, variables(seen(plan)))
+
         return _Question(
             model=model,
             planner=scheduler.planner(event, observation),
             card=card,
             view=card_view_of(card, empty=False),
-            budget=available,
-            ours=scheduler.ledger.on(observation.card.uuid),
+            budget=given.cards[usable[0]],
+            ours=scheduler.ledger.on(usable[0]),
             notes=(),
-            argv=lambda plan: self._argv(model, engine, plan, extra),
-            state=observation.main,
+            argv=lambda plan: self._argv(model, engine, plan, extra, seen(plan)),
+            state=state,
             holders=holders(scheduler.instances, scheduler.clock()),
-            held=held_now(observation.main, scheduler.ledger),
+            held=held_now(state, scheduler.ledger),
             now_s=scheduler.clock(),
-            host=scheduler.host_budget(observation),
-            asked=_asked(body, model, extra, event.arguments),
+            host=given.host,
+            asked=asked,
+            placed=placed,
         )
 
     def _elsewhere(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
@@ -306,9 +326,12 @@ class Previews:
         return wished(body, machine, HostMemoryReader().read().total_bytes, reserves)
 
     @staticmethod
-    def _machine(observation: Observation, engine: _Engine | LlmError) -> Machine:
+    def _machine(
+        observation: Observation, engine: _Engine | LlmError, state: CardState | None = None
+    ) -> Machine:
         backend = None if isinstance(engine, LlmError) else engine.capabilities.backend
-        return Machine(observation.card, observation.reading, observation.desktop_active, backend)
+        of = state or observation.main
+        return Machine(of.card, of.read(), observation.desktop_active, backend)
 
     def _engine(self) -> _Engine | LlmError:
         """The engine that is used next, or why there is none; blocking."""
@@ -318,7 +341,12 @@ class Previews:
             return error
 
     def _argv(
-        self, model: FoundModel | FoundUnruled, engine: _Engine, plan: Plan, extra: ExtraArguments
+        self,
+        model: FoundModel | FoundUnruled,
+        engine: _Engine,
+        plan: Plan,
+        extra: ExtraArguments,
+        seen: Sight | None = None,
     ) -> tuple[str, ...]:
         checkpoint, sockets = model.checkpoint, self._daemon.settings.engine_sockets_dir
         launch = engine_launch(
@@ -332,8 +360,15 @@ class Previews:
             drafter_path=checkpoint.drafter.path if checkpoint.drafter and plan.launch.drafter else None,
             extra=extra,
             inherited=self._daemon.scheduler.policy.inherited_environment,
+            sight=seen,
         )
         return launch.argv
+
+
+def _sight(engine: _Engine, observation: Observation, uuids: tuple[str, ...]) -> Sight | None:
+    """How the engine would be kept to these cards."""
+    chosen = [state.card for uuid in uuids if (state := observation.of(uuid)) is not None]
+    return sight(engine.capabilities, cards_of(observation), chosen)
 
 
 def _event(body: PlanBody, model: FoundModel | FoundUnruled, engine: _Engine) -> LoadRequested:
@@ -383,14 +418,17 @@ def _answer(question: _Question, known: KnownModels, plan: Plan, check: EngineCh
         speed=shown_speed(entry.speeds, card.profile, card.backend) if entry else None,
         engine_check=check,
     )
+    placed = question.placed(plan) if question.placed else Placed((), question.budget)
     return plan_view(
         model.checkpoint,
         model.facts,
         plan,
-        question.budget,
+        placed.budget,
         argv=question.argv(plan),
         card_kind=card.kind,
         insight=insight,
+        parts=placed.parts,
+        environment=placed.environment,
     )
 
 

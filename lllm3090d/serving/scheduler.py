@@ -151,6 +151,10 @@ class Scheduler(Lives):
         given = room_for(event, observation, room or self.rooms(observation))
         return OfferedPlan(event.offer, event.facts, observation.card.kind, given)
 
+    def aimed(self, event: LoadRequested, observation: Observation) -> LoadRequested:
+        """The load, with the one card of several that it would be on now; as it is where it needs more than one."""
+        return self._decider(observation).aimed(event)
+
     def evictable(self, observation: Observation) -> frozenset[str]:
         """Runs that may go for another model now."""
         return frozenset(each.run for each in self._decider(observation).victims())
@@ -480,7 +484,7 @@ class Scheduler(Lives):
         if event.lease:
             instance.leases.add(event.token)
         self._instances[instance.name] = instance
-        self._do(Admitted(event.token, event.run, event.facts, decision.budget, made.argv))
+        self._do(Admitted(event.token, event.run, event.facts, decision.budget, made.argv, made.environment))
         if event.pinned:
             self._pin(instance, pinned=True)
         self._move(instance, S.RESERVED, "admitted")
@@ -491,8 +495,12 @@ class Scheduler(Lives):
 
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)
+        waited = self._cancel_waiting(event.name)
         if instance is None:
-            self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
+            if waited is None:
+                self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
+            else:
+                self._do(UnloadDone(event.token, event.name, waited, 0))
             return
         self._cancel_successors(instance)
         if instance.state in ENDED:
@@ -505,6 +513,16 @@ class Scheduler(Lives):
             self._stop(instance, "unload requested", refusals.unloaded_while_loading(instance.name))
         elif instance.state is S.STUCK:
             self._do(StopUnit(instance.run, instance.unit))  # nobody else would ask systemd again
+
+    def _cancel_waiting(self, name: str) -> str | None:
+        """Nobody is to wait for this model any more; the run that would have come of it, None where nobody waited."""
+        run = None
+        for entry in [each for each in self._waiting if each.name == name]:
+            self._leave(entry)
+            self._do(Failed(entry.token, refusals.unloaded_while_loading(name)))
+            self._restore(entry.evicted, f"{name} was unloaded")
+            run = entry.event.run
+        return run
 
     def _on_cancel(self, event: CancelRequested) -> None:
         for entry in self._waiting:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # Idle time is shown in minutes and strangers grow in seconds: often enough for both, and hardly any work.
 LOOK_EVERY_S = 5.0
+# Nobody says when a request ends, and what is shown as busy should not be idle for long.
+LOOK_AT_BUSY_EVERY_S = 1.0
 
 
 class Watching:
@@ -85,8 +87,10 @@ class Watching:
         waiting = self._scheduler.next_attention_s()
         if waiting is not None:
             moments.append(waiting)
-        if any(each.state in SERVING for each in self._scheduler.instances):
-            moments.append(self._looked_s + LOOK_EVERY_S)
+        serving = [each for each in self._scheduler.instances if each.state in SERVING]
+        if serving:
+            interval = LOOK_AT_BUSY_EVERY_S if any(each.busy for each in serving) else LOOK_EVERY_S
+            moments.append(self._looked_s + interval)
         return min(moments, default=None)
 
     def _begin(self) -> None:

@@ -28,6 +28,8 @@ from lllm3090d.serving.history import time_text
 from lllm3090d.serving.inspection import inspect
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.listings import Listings
+from lllm3090d.serving.observation import HOST
+from lllm3090d.serving.placed import parts_of
 from lllm3090d.serving.plan_requests import load_wish
 from lllm3090d.serving.plan_views import plan_view
 from lllm3090d.serving.previews import Previews
@@ -456,8 +458,17 @@ class ControlApi:
         if instance is None:  # it has ended before this line was written
             return line
         checkpoint, kind = instance.record.checkpoint(), self.daemon.card.kind
+        cards = tuple(reader.card for reader in self.daemon.readers)
+        on_cards = (share.where for share in instance.record.shares(self.daemon.card.uuid))
         plan = plan_view(
-            checkpoint, answer.facts, instance.plan, answer.budget, argv=answer.argv, card_kind=kind
+            checkpoint,
+            answer.facts,
+            instance.plan,
+            answer.budget,
+            argv=answer.argv,
+            card_kind=kind,
+            parts=parts_of(instance.plan, cards, tuple(where for where in on_cards if where != HOST)),
+            environment=answer.environment,
         )
         return line.model_copy(update={"plan": plan})
 

@@ -373,6 +373,8 @@ class Engine:
             list(range(len(uuids))) if shown is None else [uuids.index(each) for each in shown.split(",")]
         )
         named = self.arguments.get("--device")
+        if named == "none":
+            return {}
         numbers = [re.sub(r"[A-Za-z]+", "", name) for name in named.split(",")] if named else []
         used = [visible[int(number)] for number in numbers] if numbers else visible
         shares = [int(share) for share in self.arguments.get("--tensor-split", "").split(",") if share]

@@ -77,7 +77,22 @@ GIB, MIB = 1 << 30, 1 << 20
 CARD = Card(CardKind.NVIDIA, "GPU-1", "NVIDIA GeForce RTX 3090", "580.95")
 TOTAL_BYTES, DRIVER_BYTES, DESKTOP_BYTES = 24 * GIB, 451 * MIB, 2400 * MIB
 FLAGS = frozenset(
-    ["--host", "-m", "--alias", "-c", "--parallel", "-ctk", "-ctv", "-b", "-ub", "-fa", "-ngl", "--fit", "--ctx-checkpoints", "--cache-ram"]
+    {
+        "--host",
+        "-m",
+        "--alias",
+        "-c",
+        "--parallel",
+        "-ctk",
+        "-ctv",
+        "-b",
+        "-ub",
+        "-fa",
+        "-ngl",
+        "--fit",
+        "--ctx-checkpoints",
+        "--cache-ram",
+    }
 )
 CAPABILITIES = Capabilities("11434", FLAGS, Backend.VULKAN, ("Vulkan0",))
 MODELS = {"tiny": 1.0, "small": 3.0, "middle": 7.0, "large": 13.0, "huge": 19.0, "monster": 40.0}
@@ -112,7 +127,7 @@ def model_facts(size_gib: float) -> CheckpointFacts:
     )
 
 
-def request_of(  # noqa: PLR0917  # what a load is made of
+def request_of(
     name: str, token: str, run: str, request: PlanRequest, server: Path, **wishes: Any
 ) -> LoadRequested:
     """A load of one of the models, everything about it looked up."""
@@ -257,12 +272,24 @@ class Machine:
 
     # --- effects --------------------------------------------------------------------------------------------------
 
-    def _perform(self, effect: Effect) -> None:  # one line for each kind
+    def _perform(self, effect: Effect) -> None:
+        """What is true at once, then what takes time."""
         match effect:
             case Admitted():
                 self._was_admitted(effect)
             case TellEviction():
                 self._was_evicted(effect)
+            case Announce():
+                if effect.state is InstanceState.READY and effect.previous is InstanceState.LOADING:
+                    self.ready_s[effect.run] = self.now_s
+        if isinstance(effect, Reply):
+            self._was_answered(effect)
+        elif not self._perform_on_unit(effect):
+            self._perform_later(effect)
+
+    def _perform_on_unit(self, effect: Effect) -> bool:
+        """What systemd and the card are asked for; whether it was that."""
+        match effect:
             case StartUnit():
                 self._start(effect)
             case WatchLoading():
@@ -271,6 +298,13 @@ class Machine:
                 self._stop(effect)
             case WaitForMemory():
                 self._wait_for_memory(effect.run)
+            case _:
+                return False
+        return True
+
+    def _perform_later(self, effect: Effect) -> None:
+        """What comes back to the scheduler as an event."""
+        match effect:
             case ReadPostMortem():
                 error = LlmError(ErrorCode.ENGINE_FAILED, "it died")
                 self.later(0.1, lambda: self.feed(PostMortemRead(effect.run, error)))
@@ -284,11 +318,6 @@ class Machine:
                 self.later(0.0, lambda: self.feed(effect.event))
             case Restore():
                 self.later(0.0, lambda: self._restore(effect))
-            case Announce():
-                if effect.state is InstanceState.READY and effect.previous is InstanceState.LOADING:
-                    self.ready_s[effect.run] = self.now_s
-            case _ if isinstance(effect, Reply):
-                self._was_answered(effect)
 
     def _was_admitted(self, effect: Admitted) -> None:
         if self.card_error:

@@ -421,7 +421,7 @@ def test_a_total_is_cut_into_two_slots_and_priced() -> None:
     assert (found.slots.slots, found.slots.window_tokens) == (2, 50_000)
     alone = preview(model, card, SlotPolicy.BALANCED, context_tokens=100_000, parallel=1)
     assert (alone.slots.slots, alone.slots.window_tokens) == (1, 100_000)
-    assert alone.slots.one_slot_alternative is None
+    assert alone.slots.one_slot_window_tokens is None
 
 
 def test_a_total_that_is_too_large_names_what_would_fit() -> None:

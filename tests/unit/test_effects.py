@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,20 +12,37 @@ import pytest
 
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import Card, CardKind, CardProcess, MemoryReading
+from lllm3090d.planning.quote import Evidence, LineItem, Place
 from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving import effects as module
-from lllm3090d.serving.effects import Effects
+from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.events import (
+    Activity,
+    CheckIdle,
+    EngineReady,
     Event,
+    IdleChecked,
+    LoadStalled,
+    MemoryReleased,
     StartFinished,
     StartUnit,
     StopFinished,
     StopUnit,
+    TakesMore,
     TierChecked,
     UnitSeen,
+    Verified,
+    Verify,
 )
 from lllm3090d.serving.journal import LINES_MAX, JournalLine
+from lllm3090d.serving.ledger import Ledger, Share
+from lllm3090d.serving.observation import HOST, CardState, Observation
+from lllm3090d.serving.probe import Probe, Probed
+from lllm3090d.serving.readiness import Progress
+from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import UnitSpec
+from lllm3090d.settings import VerifyAfterLoad
 
 pytestmark = pytest.mark.unit
 
@@ -64,15 +81,34 @@ class LostManager:
         self._answer()
 
 
-def effects(manager: LostManager, told: list[Event], sockets_dir: Path = Path("/")) -> Effects:
-    settings = SimpleNamespace(stop_timeout_s=1.0, engine_sockets_dir=sockets_dir)
+def unobserved() -> Observation:
+    raise AssertionError("nobody needs the cards here")
+
+
+async def unasked(_: Sequence[Instance]) -> Mapping[str, Activity]:
+    raise AssertionError("nobody needs the engines here")
+
+
+def effects(
+    manager: LostManager | None,
+    told: list[Event],
+    sockets_dir: Path = Path("/"),
+    *,
+    scheduler: object = None,
+    observe: Callable[[], Observation] = unobserved,
+    ask: Callable[[Sequence[Instance]], Awaitable[Mapping[str, Activity]]] = unasked,
+    on_progress: Callable[[LoadProgress], None] = lambda _: None,
+    **settings: Any,
+) -> Effects:
+    values = {"stop_timeout_s": 1.0, "engine_sockets_dir": sockets_dir} | settings
     return Effects(
         manager=cast("Any", manager),
-        scheduler=cast("Any", None),
-        settings=cast("Any", lambda: settings),
-        reader=cast("Any", None),
+        scheduler=cast("Any", scheduler),
+        settings=cast("Any", lambda: SimpleNamespace(**values)),
+        observe=observe,
+        ask=ask,
         submit=told.append,
-        on_progress=lambda _: None,
+        on_progress=on_progress,
     )
 
 
@@ -137,9 +173,8 @@ def watched(
 
     monkeypatch.setattr("lllm3090d.serving.journal.tail", tail)
     told: list[Event] = []
-    made = effects(LostManager(lost_answers=0, started=True), told)
     instance = SimpleNamespace(run=RUN, unit=UNIT, plan=SimpleNamespace(tier=tier))
-    made._scheduler = cast("Any", SimpleNamespace(by_run=lambda _: instance))
+    made = effects(None, told, scheduler=SimpleNamespace(by_run=lambda _: instance))
     asyncio.run(made.check_tier(RUN))
     return told
 
@@ -163,3 +198,281 @@ def test_without_a_tier_or_a_log_nothing_is_said_of_one(monkeypatch: pytest.Monk
 def test_a_log_whose_beginning_is_out_of_reach_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """An adopted engine may have said much since its start."""
     assert watched(monkeypatch, TIER, ("a request",) * LINES_MAX) == []
+
+
+# --- the cards and the engines -------------------------------------------------------------------------------
+
+CARD, OTHER = "GPU-1", "GPU-2"
+TOTAL = 24_000 * MIB
+
+
+def seen(
+    resident: Mapping[str, int], *, unlisted: int = 0, host: Mapping[str, int] | None = None
+) -> Observation:
+    """The first of two cards, with what runs hold of it, and what nobody is listed with."""
+    used = sum(resident.values()) + unlisted
+    processes = tuple(CardProcess(number, size) for number, size in enumerate(resident.values(), 100))
+    reading = MemoryReading(0.0, TOTAL, 0, used, TOTAL - used, processes)
+    empty = MemoryReading(0.0, TOTAL, 0, 0, TOTAL, ())
+    first, second = (Card(CardKind.NVIDIA, uuid, "a card", "580.95") for uuid in (CARD, OTHER))
+    return Observation(
+        (CardState(first, reading, None, resident, resident), CardState(second, empty)),
+        desktop_active=False,
+        host_in_use=host or {},
+    )
+
+
+def ledger_with(*shares: Share, name: str = "a") -> Ledger:
+    ledger = Ledger()
+    ledger.hold(RUN, name, shares)
+    return ledger
+
+
+def share(where: str, size: int) -> Share:
+    return Share(where, (LineItem("weights", Place.CARD, size, Evidence.HEADER, ""),))
+
+
+class Waits:
+    """A run of which something is missing for a while, and a clock that a sleep moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: Sequence[Observation]) -> None:
+        self.now_s = 0.0
+        self.naps: list[float] = []
+        self.looks = list(looks)
+        self.told: list[Event] = []
+        self.events_at: list[int] = []
+        monkeypatch.setattr("lllm3090d.serving.effects.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("lllm3090d.serving.effects.asyncio.sleep", self.sleep)
+
+    async def sleep(self, delay_s: float) -> None:
+        self.naps.append(delay_s)
+        self.now_s += delay_s
+
+    def observe(self) -> Observation:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def wait(self, before: Observation | None, ledger: Ledger, timeout_s: float = 10.0) -> list[Event]:
+        made = effects(
+            None,
+            self.told,
+            scheduler=SimpleNamespace(ledger=ledger),
+            observe=self.observe,
+            release_timeout_s=timeout_s,
+        )
+        asyncio.run(made.wait_for_memory(RUN, before))
+        assert made._releasing == {}
+        return self.told
+
+
+def test_memory_is_back_when_the_card_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = seen({RUN: 5000 * MIB}, unlisted=300 * MIB)
+    waits = Waits(monkeypatch, [before, seen({}, unlisted=5300 * MIB), seen({}, unlisted=300 * MIB)])
+    assert waits.wait(before, ledger_with(share(CARD, 4000 * MIB))) == [MemoryReleased(RUN, {})]
+    assert waits.naps == [module.MEMORY_POLL_S] * 2
+
+
+def test_memory_that_comes_late_is_told_as_missing_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen counts where it is more than the price, and less than all may come back first."""
+    before = seen({RUN: 5000 * MIB})
+    late = [seen({}, unlisted=5000 * MIB)] * 2 + [seen({}, unlisted=900 * MIB), seen({})]
+    waits = Waits(monkeypatch, late)
+    told = waits.wait(before, ledger_with(share(CARD, 4000 * MIB)), timeout_s=module.MEMORY_POLL_S / 2)
+    assert told == [
+        MemoryReleased(RUN, {CARD: 5000 * MIB}),
+        MemoryReleased(RUN, {CARD: 900 * MIB}),
+        MemoryReleased(RUN, {}),
+    ]
+    assert waits.naps == [module.MEMORY_POLL_S, *[module.QUARANTINE_POLL_S] * 2]
+
+
+def test_a_measurement_is_waited_for_where_nobody_looked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ledger_with(share(CARD, 4000 * MIB))
+    ledger.confirm(RUN, {CARD: 4400 * MIB})
+    before = seen({RUN: 1000 * MIB})
+    waits = Waits(monkeypatch, [seen({}, unlisted=9000 * MIB), seen({})])
+    told = waits.wait(before, ledger, timeout_s=-1.0)
+    assert told == [MemoryReleased(RUN, {CARD: 4400 * MIB}), MemoryReleased(RUN, {})]
+
+
+def test_what_never_held_anything_is_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has ever seen it on the card: it died before."""
+    waits = Waits(monkeypatch, [seen({})])
+    assert waits.wait(None, ledger_with(share(CARD, 4000 * MIB))) == [MemoryReleased(RUN, {})]
+    assert waits.naps == []
+
+
+def test_of_host_memory_nothing_is_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel frees it with its processes: what counts is that they are gone."""
+    held = {RUN: 700 * MIB}
+    waits = Waits(monkeypatch, [seen({}, host=held), seen({})])
+    told = waits.wait(seen({}, host=held), ledger_with(share(HOST, 900 * MIB)), timeout_s=-1.0)
+    assert told == [MemoryReleased(RUN, {HOST: 700 * MIB}), MemoryReleased(RUN, {})]
+
+
+@pytest.mark.parametrize(
+    ("answers", "busy"),
+    [
+        ({"1": Activity(False, 5), "2": Activity(False, None)}, set()),
+        ({"1": Activity(True, 5), "2": Activity(False, 9)}, {"1"}),
+        ({"1": Activity(None, 5), "2": Activity(False, 9)}, {"1"}),
+        ({"2": Activity(False, 9)}, {"1"}),
+        ({}, {"1", "2"}),
+    ],
+)
+def test_an_engine_that_does_not_say_that_it_is_idle_is_busy(
+    answers: Mapping[str, Activity], busy: set[str]
+) -> None:
+    """Nobody is unloaded on a guess. What has ended meanwhile is neither asked nor busy."""
+    instances = {run: SimpleNamespace(run=run) for run in ("1", "2")}
+    asked: list[str] = []
+
+    async def ask(those: Sequence[Instance]) -> Mapping[str, Activity]:
+        asked.extend(each.run for each in those)
+        return answers
+
+    told: list[Event] = []
+    made = effects(None, told, scheduler=SimpleNamespace(by_run=instances.get), ask=ask)
+    asyncio.run(made.check_idle(CheckIdle("t", ("1", "gone", "2"))))
+    assert asked == ["1", "2"]
+    assert told == [IdleChecked("t", frozenset(busy))]
+
+
+# --- loading and verifying -------------------------------------------------------------------------------------
+
+
+def loading(ledger: Ledger) -> SimpleNamespace:
+    """A scheduler in which one run loads."""
+    instance = SimpleNamespace(
+        run=RUN,
+        name="a",
+        unit=UNIT,
+        control_group=f"/x/{UNIT}",
+        record=SimpleNamespace(socket=Path("/run/a.sock")),
+        plan=SimpleNamespace(
+            launch=SimpleNamespace(batch_tokens=2048, draft=SimpleNamespace(tokens=3)), window_tokens=8192
+        ),
+    )
+    return SimpleNamespace(ledger=ledger, by_run={RUN: instance}.get)
+
+
+def watch_a_load(
+    monkeypatch: pytest.MonkeyPatch, sizes: Sequence[Mapping[str, int]], *, ready: bool = True
+) -> tuple[list[Event], list[LoadProgress]]:
+    """A load during which the run holds these sizes, of the first card and of the host, one after the other."""
+    looks = [seen({RUN: each[CARD]}, host={RUN: each[HOST]}) for each in sizes]
+    told: list[Event] = []
+    shown: list[LoadProgress] = []
+
+    async def wait(
+        _socket: Path,
+        _group: Callable[[], str],
+        resident: Callable[[], int],
+        tell: Callable[[Progress], None],
+        _stall_s: float,
+    ) -> bool:
+        for _ in sizes[:-1]:
+            tell(Progress(resident(), 0.1, 0.0))
+        return ready
+
+    def observe() -> Observation:
+        return looks.pop(0) if len(looks) > 1 else looks[0]
+
+    monkeypatch.setattr(module, "wait_until_ready", wait)
+    made = effects(
+        None,
+        told,
+        scheduler=loading(ledger_with(share(CARD, 1000), share(HOST, 100))),
+        observe=observe,
+        on_progress=shown.append,
+        load_timeout_s=60.0,
+    )
+    asyncio.run(made.watch(RUN))
+    return told, shown
+
+
+def test_a_load_is_watched_on_its_cards_and_measured_at_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, shown = watch_a_load(
+        monkeypatch, [{CARD: 300, HOST: 10}, {CARD: 900, HOST: 80}, {CARD: 700, HOST: 20}]
+    )
+    assert told == [EngineReady(RUN, {CARD: 900, HOST: 80})]
+    assert [(each.resident_bytes, each.expected_bytes) for each in shown] == [(300, 1000), (900, 1000)]
+
+
+@pytest.mark.parametrize("size", [{CARD: 1001, HOST: 1}, {CARD: 1, HOST: 101}])
+def test_an_engine_that_takes_more_than_planned_is_told_before_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch, size: Mapping[str, int]
+) -> None:
+    told, _ = watch_a_load(monkeypatch, [size, {CARD: 5, HOST: 5}])
+    assert told[0] == TakesMore(RUN, size)
+    assert told[-1] == EngineReady(RUN, {where: max(5, held) for where, held in size.items()})
+    # To take as much as was promised is no news.
+    exact, _ = watch_a_load(monkeypatch, [{CARD: 1000, HOST: 100}, {CARD: 5, HOST: 5}])
+    assert [type(each) for each in exact] == [EngineReady]
+
+
+def test_a_load_without_progress_is_given_up_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, _ = watch_a_load(monkeypatch, [{CARD: 77, HOST: 1}], ready=False)
+    (stalled,) = told
+    assert isinstance(stalled, LoadStalled)
+    assert stalled.error.code is ErrorCode.LOAD_TIMED_OUT
+    assert "it held 77 bytes" in stalled.error.message
+
+
+def verify(
+    monkeypatch: pytest.MonkeyPatch, setting: VerifyAfterLoad, *, computes: bool = True
+) -> tuple[list[Event], list[Probe]]:
+    """A look at a run that holds 500 bytes, and 800 while it computes."""
+    held = {CARD: 500}
+    told: list[Event] = []
+    probed: list[Probe] = []
+
+    async def compute(what: Probe, look: Callable[[], int]) -> Probed:
+        probed.append(what)
+        held[CARD] = 800
+        assert look() == 800
+        held[CARD] = 600
+        return Probed(prompt_tokens=2048, peak_bytes=800)
+
+    monkeypatch.setattr(module, "probe", compute)
+    made = effects(
+        None,
+        told,
+        scheduler=loading(Ledger()),
+        observe=lambda: seen({RUN: held[CARD]}),
+        verify_after_load=setting,
+    )
+    asyncio.run(made.verify(Verify(RUN, computes)))
+    return told, probed
+
+
+def test_a_model_is_used_to_the_full_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, (what,) = verify(monkeypatch, VerifyAfterLoad.PROBE)
+    assert told == [Verified(RUN, {CARD: 800}, 2048)]
+    assert (what.batch_tokens, what.window_tokens, what.predict_tokens) == (2048, 8192, 4)
+    assert what.control_group == f"/x/{UNIT}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "computes"), [(VerifyAfterLoad.PEAK, True), (VerifyAfterLoad.PROBE, False)]
+)
+def test_a_peak_needs_no_prompt(
+    monkeypatch: pytest.MonkeyPatch, setting: VerifyAfterLoad, computes: bool
+) -> None:
+    assert verify(monkeypatch, setting, computes=computes) == ([Verified(RUN, {CARD: 500}, 0)], [])
+
+
+def test_nothing_is_verified_where_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verify(monkeypatch, VerifyAfterLoad.OFF) == ([], [])
+
+
+def test_what_has_ended_is_neither_watched_nor_verified() -> None:
+    told: list[Event] = []
+    made = effects(
+        None,
+        told,
+        scheduler=SimpleNamespace(by_run=lambda _: None),
+        verify_after_load=VerifyAfterLoad.PROBE,
+    )
+    asyncio.run(made.watch(RUN))
+    asyncio.run(made.verify(Verify(RUN, True)))
+    assert told == []

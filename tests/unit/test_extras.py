@@ -14,8 +14,8 @@ from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving.events import Admitted, Effect, Failed, Joined, StartUnit
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_spec import Record
+from tests.fakes.scheduler_world import World
 from tests.unit.test_command_line import build_named
-from tests.unit.test_scheduler import World
 
 pytestmark = pytest.mark.unit
 
@@ -27,8 +27,9 @@ def world(tmp_path: Path) -> World:
     server = tmp_path / "llama-server"
     server.write_text("#!/bin/sh\n")
     server.chmod(0o755)
-    World.server = server
-    return World()
+    made = World()
+    made.server = server
+    return made
 
 
 def settings(world: World, table: Mapping[str, tuple[str, ...]]) -> World:

@@ -1,75 +1,203 @@
-"""The ledger against a model of it: whatever is held is charged, and given back exactly once."""
+"""The ledger against a model of it: whatever is held is charged in its memory, and given back exactly once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lllm3090d.planning.quote import Evidence, LineItem, Place, Quote
-from lllm3090d.serving.ledger import Ledger, ReservationState
+from lllm3090d.planning.quote import Evidence, LineItem, Place
+from lllm3090d.serving.ledger import Ledger, Reservation, ReservationState, Share
+from lllm3090d.serving.observation import HOST
 
 pytestmark = pytest.mark.unit
 
+CARD, OTHER = "GPU-1", "GPU-2"
+MEMORIES = (CARD, OTHER, HOST)
 SIZES = st.integers(min_value=0, max_value=1 << 50)
+FIGURES = st.dictionaries(st.sampled_from(MEMORIES), SIZES)
+LIVE = {ReservationState.HELD, ReservationState.CONFIRMED}
 
 
-def quote(card_bytes: int, host_bytes: int = 0) -> Quote:
-    """A price of two lines on the card and one beside it."""
-    half = card_bytes // 2
-    return Quote(
+def share(where: str, size: int) -> Share:
+    """A price of two lines."""
+    half = size // 2
+    return Share(
+        where,
         (
             LineItem("weights", Place.CARD, half, Evidence.HEADER, ""),
-            LineItem("kv cache", Place.CARD, card_bytes - half, Evidence.HEADER, ""),
-            LineItem("process", Place.HOST, host_bytes, Evidence.HEADER, ""),
-        )
+            LineItem("kv cache", Place.CARD, size - half, Evidence.HEADER, ""),
+        ),
     )
 
 
-def test_what_is_held_is_the_price_on_the_card() -> None:
+def holding(**sizes: int) -> Ledger:
+    """A ledger in which each run holds so much of the card."""
     ledger = Ledger()
-    held = ledger.hold("a", "qwen", quote(101, host_bytes=1000))
-    assert (held.run, held.name, held.reserved_bytes, held.state) == (
-        "a",
-        "qwen",
-        101,
-        ReservationState.HELD,
-    )
-    assert held.measured_bytes is None
-    assert ledger.get("a") is held
-    assert ledger.charged_bytes() == 101
+    for run, size in sizes.items():
+        ledger.hold(run, f"model-{run}", [share(CARD, size)])
+    return ledger
+
+
+def one(ledger: Ledger, run: str, where: str = CARD) -> Reservation:
+    held = ledger.get(run, where)
+    assert held is not None
+    return held
+
+
+# --- holding -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_is_the_price_in_each_memory() -> None:
+    ledger = Ledger()
+    ledger.hold("a", "qwen", [share(CARD, 101), share(OTHER, 50), share(HOST, 7)], now_s=3.0)
+    held = one(ledger, "a")
+    assert (held.run, held.name, held.where, held.reserved_bytes) == ("a", "qwen", CARD, 101)
+    assert (held.state, held.since_s, held.measured_bytes) == (ReservationState.HELD, 3.0, None)
+    assert [item.name for item in held.items] == ["weights", "kv cache"]
+    assert {each.where: each.reserved_bytes for each in ledger.of("a")} == {CARD: 101, OTHER: 50, HOST: 7}
+    assert [ledger.charged_bytes(where) for where in MEMORIES] == [101, 50, 7]
+    assert [each.where for each in ledger.on(HOST)] == [HOST]
+    assert ledger.get("a", "GPU-3") is None
+    assert ledger.of("b") == () == ledger.on("GPU-3")
 
 
 def test_a_run_holds_once() -> None:
-    ledger = Ledger()
-    ledger.hold("a", "qwen", quote(1))
+    ledger = holding(a=1)
     with pytest.raises(ValueError, match="run a"):
-        ledger.hold("a", "gemma", quote(2))
-    assert [r.name for r in ledger] == ["qwen"]
+        ledger.hold("a", "gemma", [share(OTHER, 2)])
+    assert [(r.name, r.where) for r in ledger] == [("model-a", CARD)]
+
+
+def test_a_run_holds_one_memory_once_or_nothing_at_all() -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="GPU-1 twice"):
+        ledger.hold("a", "qwen", [share(HOST, 1), share(CARD, 1), share(CARD, 2)])
+    assert list(ledger) == []
+    ledger.hold("a", "qwen", [share(CARD, 1)])
+    assert ledger.charged_bytes(CARD) == 1
+
+
+def test_an_estimate_is_a_price_without_its_margins() -> None:
+    items = tuple(
+        LineItem(name, Place.CARD, size, Evidence.HEADER, "")
+        for name, size in (("weights", 100), ("slack", 20), ("workspace floor", 3))
+    )
+    ledger = Ledger()
+    ledger.hold("a", "qwen", [Share(CARD, items)])
+    held = one(ledger, "a")
+    assert (held.reserved_bytes, held.estimate_bytes) == (123, 100)
+
+
+# --- measuring ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("measured", "charged"), [(None, 100), (0, 100), (99, 100), (100, 100), (130, 130)])
 def test_the_greater_of_price_and_measurement_is_charged(measured: int | None, charged: int) -> None:
-    ledger = Ledger()
-    ledger.hold("a", "qwen", quote(100))
-    assert ledger.confirm("a", measured).charged_bytes == charged
-    assert ledger.releasing("a").charged_bytes == charged
-    assert ledger.charged_bytes() == charged
+    ledger = holding(a=100)
+    ledger.confirm("a", {} if measured is None else {CARD: measured}, 5.0)
+    held = one(ledger, "a")
+    assert (held.measured_bytes, held.charged_bytes, held.state) == (
+        measured,
+        charged,
+        ReservationState.CONFIRMED,
+    )
+    assert held.since_s == 5.0
+    ledger.releasing("a", 6.0)
+    assert one(ledger, "a").charged_bytes == ledger.charged_bytes(CARD) == charged
 
 
-def test_quarantine_takes_the_place_of_the_reservation() -> None:
+def test_a_higher_figure_is_never_forgotten() -> None:
+    ledger = holding(a=100)
+    ledger.saw("a", {CARD: 140})
+    assert one(ledger, "a").state is ReservationState.HELD
+    ledger.confirm("a", {CARD: 120})
+    assert one(ledger, "a").measured_bytes == 140
+    ledger.confirm("a", {CARD: 150})
+    ledger.confirm("a", {})
+    ledger.confirm("a", {CARD: 90})
+    assert one(ledger, "a").charged_bytes == 150
+
+
+def test_memories_are_measured_apart() -> None:
     ledger = Ledger()
-    ledger.hold("a", "qwen", quote(100))
-    ledger.confirm("a", 130)
+    ledger.hold("a", "qwen", [share(CARD, 100), share(HOST, 10)])
+    ledger.confirm("a", {HOST: 30, "GPU-9": 1000})
+    assert [r.charged_bytes for r in ledger.of("a")] == [100, 30]
+
+
+def test_what_is_seen_beyond_the_price_is_charged_at_once_and_keeps_the_age() -> None:
+    ledger = holding(a=100, b=100)
+    ledger.saw("a", {CARD: 101, HOST: 5})
+    ledger.saw("b", {CARD: 100})
+    ledger.saw("never-was", {CARD: 100})
+    assert (one(ledger, "a").charged_bytes, one(ledger, "a").since_s) == (101, 0.0)
+    assert one(ledger, "b").measured_bytes is None
+    assert len(list(ledger)) == 2
+
+
+def test_what_is_on_its_way_back_is_not_seen_as_more() -> None:
+    ledger = holding(a=100)
     ledger.releasing("a")
-    ledger.quarantine("a", 30)
-    assert (ledger.charged_bytes(), ledger.quarantined_bytes()) == (0, 30)
-    ledger.quarantine("a", 10)
-    assert ledger.quarantined_bytes() == 10
-    ledger.release("a")
-    assert (ledger.charged_bytes(), ledger.quarantined_bytes(), list(ledger)) == (0, 0, [])
+    ledger.saw("a", {CARD: 500})
+    assert ledger.charged_bytes(CARD) == 100
+
+
+# --- giving back -------------------------------------------------------------------------------------------
+
+
+def test_all_back_is_the_end() -> None:
+    ledger = holding(a=100)
+    ledger.releasing("a", 2.0)
+    assert one(ledger, "a").state is ReservationState.RELEASING
+    ledger.settle("a", {})
+    assert list(ledger) == [] and ledger.charged_bytes(CARD) == 0
+    with pytest.raises(KeyError):
+        ledger.settle("a", {})
+
+
+def test_what_is_missing_takes_the_place_of_the_reservation() -> None:
+    ledger = Ledger()
+    ledger.hold("a", "qwen", [share(CARD, 100), share(HOST, 10)])
+    ledger.confirm("a", {CARD: 130})
+    ledger.releasing("a", 10.0)
+    ledger.settle("a", {CARD: 30}, 20.0)
+    assert [r.where for r in ledger.of("a")] == [CARD]
+    lost = one(ledger, "a")
+    assert (lost.state, lost.charged_bytes, lost.items) == (ReservationState.QUARANTINED, 30, ())
+    assert (ledger.charged_bytes(CARD), ledger.quarantined_bytes(CARD)) == (0, 30)
+    assert ledger.charged_bytes(HOST) == ledger.quarantined_bytes(HOST) == 0
+
+
+def test_quarantine_keeps_its_age_while_it_shrinks() -> None:
+    ledger = holding(a=100)
+    ledger.releasing("a", 10.0)
+    ledger.settle("a", {CARD: 30}, 20.0)
+    ledger.settle("a", {CARD: 10}, 90.0)
+    ledger.settle("a", {CARD: 10}, 95.0)
+    assert (one(ledger, "a").charged_bytes, one(ledger, "a").since_s) == (10, 20.0)
+    ledger.settle("a", {CARD: 0}, 99.0)
+    assert list(ledger) == []
+    with pytest.raises(KeyError):
+        ledger.settle("a", {CARD: 1})
+
+
+def test_what_was_never_held_cannot_be_given_back() -> None:
+    with pytest.raises(KeyError):
+        holding(a=1).settle("b", {})
+
+
+def test_the_ledger_may_change_while_it_is_read() -> None:
+    ledger = holding(a=1, b=1, c=1)
+    for reservation in ledger:
+        ledger.settle(reservation.run, {})
+    assert list(ledger) == []
+
+
+# --- what is still to be taken -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,27 +207,51 @@ def test_quarantine_takes_the_place_of_the_reservation() -> None:
 def test_what_is_still_to_come_shrinks_as_the_engine_takes_it(
     resident: Mapping[str, int], missing: int
 ) -> None:
-    ledger = Ledger()
-    ledger.hold("a", "qwen", quote(100))
-    assert ledger.still_to_come_bytes(resident) == missing
+    ledger = holding(a=100)
+    assert ledger.still_to_come_bytes(CARD, resident) == missing
+    assert ledger.still_to_come_bytes(HOST, resident) == 0
 
 
 def test_nothing_is_still_to_come_once_the_engine_was_measured() -> None:
-    ledger = Ledger()
-    ledger.hold("a", "qwen", quote(100))
-    ledger.confirm("a", 50)
-    assert ledger.still_to_come_bytes({"a": 50}) == 0
+    ledger = holding(a=100)
+    ledger.confirm("a", {CARD: 50})
+    assert ledger.still_to_come_bytes(CARD, {"a": 50}) == 0
     ledger.releasing("a")
-    assert ledger.still_to_come_bytes({}) == 0
+    assert ledger.still_to_come_bytes(CARD, {}) == 0
 
 
-def test_the_ledger_may_change_while_it_is_read() -> None:
+def test_host_memory_is_taken_slowly_and_so_charged_until_the_end() -> None:
+    """Of an engine that serves, too: its prompt cache fills with use."""
     ledger = Ledger()
-    for run in ("a", "b", "c"):
-        ledger.hold(run, run, quote(1))
-    for reservation in ledger:
-        ledger.release(reservation.run)
-    assert list(ledger) == []
+    ledger.hold("a", "qwen", [share(HOST, 100)])
+    ledger.hold("b", "gemma", [share(HOST, 10)])
+    assert ledger.untaken_bytes(HOST, {"b": 4}) == 106
+    ledger.confirm("a", {HOST: 30})
+    assert ledger.untaken_bytes(HOST, {"a": 30, "b": 4}) == 76
+    ledger.confirm("a", {HOST: 130})  # it takes more than its price
+    assert ledger.untaken_bytes(HOST, {"a": 90, "b": 11}) == 40
+    ledger.releasing("a")
+    assert ledger.untaken_bytes(HOST, {}) == 10
+    ledger.settle("a", {HOST: 5})
+    assert ledger.untaken_bytes(HOST, {}) == 10
+    assert ledger.untaken_bytes(CARD, {}) == 0
+
+
+# --- any history ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Account:
+    """What one memory is charged for one run, told without the ledger."""
+
+    price: int
+    seen: list[int] = field(default_factory=list)
+    state: ReservationState = ReservationState.HELD
+    since_s: float = 0.0
+
+    @property
+    def charge(self) -> int:
+        return max([self.price, *self.seen])
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -111,81 +263,120 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger()
+        self.now_s = 0.0
         self.count = 0
-        self.price: dict[str, int] = {}
-        self.measured: dict[str, int | None] = {}
-        self.state: dict[str, ReservationState] = {}
-        self.lost: dict[str, int] = {}
+        self.accounts: dict[str, dict[str, Account]] = {}
 
-    @rule(target=runs, card_bytes=SIZES, host_bytes=SIZES)
-    def hold(self, card_bytes: int, host_bytes: int) -> str:
+    def passing(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+    @rule(target=runs, sizes=st.dictionaries(st.sampled_from(MEMORIES), SIZES, min_size=1))
+    def hold(self, sizes: dict[str, int]) -> str:
         self.count += 1
-        run = f"run{self.count}"
-        self.ledger.hold(run, "qwen", quote(card_bytes, host_bytes))
-        self.price[run], self.measured[run], self.state[run] = card_bytes, None, ReservationState.HELD
+        run, now_s = f"run{self.count}", self.passing()
+        self.ledger.hold(run, "qwen", [share(where, size) for where, size in sizes.items()], now_s)
+        self.accounts[run] = {where: Account(size, since_s=now_s) for where, size in sizes.items()}
         return run
 
-    @rule(run=runs, card_bytes=SIZES)
-    def hold_again(self, run: str, card_bytes: int) -> None:
-        with pytest.raises(ValueError, match=run):
-            self.ledger.hold(run, "qwen", quote(card_bytes))
+    @rule(run=runs, where=st.sampled_from(MEMORIES), size=SIZES)
+    def hold_again(self, run: str, where: str, size: int) -> None:
+        if run in self.accounts:
+            with pytest.raises(ValueError, match=run):
+                self.ledger.hold(run, "qwen", [share(where, size)])
 
-    @rule(run=runs, measured=st.none() | SIZES)
-    def confirm(self, run: str, measured: int | None) -> None:
-        if self.state[run] is ReservationState.HELD:
-            self.ledger.confirm(run, measured)
-            self.measured[run], self.state[run] = measured, ReservationState.CONFIRMED
+    @rule(run=runs, measured=FIGURES)
+    def confirm(self, run: str, measured: dict[str, int]) -> None:
+        accounts = self.accounts.get(run, {})
+        if all(each.state in LIVE for each in accounts.values()):
+            now_s = self.passing()
+            self.ledger.confirm(run, measured, now_s)
+            for where, each in accounts.items():
+                each.seen += [measured[where]] if where in measured else []
+                each.state, each.since_s = ReservationState.CONFIRMED, now_s
+
+    @rule(run=runs, held=FIGURES)
+    def saw(self, run: str, held: dict[str, int]) -> None:
+        self.ledger.saw(run, held)
+        for where, each in self.accounts.get(run, {}).items():
+            if each.state in LIVE:
+                each.seen.append(held.get(where, 0))
 
     @rule(run=runs)
     def releasing(self, run: str) -> None:
-        if self.state[run] is not ReservationState.QUARANTINED:
-            self.ledger.releasing(run)
-            self.state[run] = ReservationState.RELEASING
+        accounts = self.accounts.get(run, {})
+        if all(each.state is not ReservationState.QUARANTINED for each in accounts.values()):
+            now_s = self.passing()
+            self.ledger.releasing(run, now_s)
+            for each in accounts.values():
+                each.state, each.since_s = ReservationState.RELEASING, now_s
 
-    @rule(run=runs, missing=SIZES)
-    def quarantine(self, run: str, missing: int) -> None:
-        self.ledger.quarantine(run, missing)
-        self.state[run], self.lost[run] = ReservationState.QUARANTINED, missing
+    @rule(run=runs, missing=FIGURES)
+    def settle_in_part(self, run: str, missing: dict[str, int]) -> None:
+        if run not in self.accounts:
+            return
+        now_s = self.passing()
+        self.ledger.settle(run, missing, now_s)
+        left = {}
+        for where, each in self.accounts[run].items():
+            if missing.get(where):
+                again = each.state is ReservationState.QUARANTINED
+                since_s = each.since_s if again else now_s
+                left[where] = Account(missing[where], [], ReservationState.QUARANTINED, since_s)
+        self.accounts[run] = left
+        if not left:
+            del self.accounts[run]
 
     @rule(target=ended, run=consumes(runs))
-    def release(self, run: str) -> str:
-        before = self.ledger.charged_bytes() + self.ledger.quarantined_bytes()
-        given_back = self.ledger.release(run).charged_bytes
-        assert self.ledger.charged_bytes() + self.ledger.quarantined_bytes() == before - given_back
-        del self.state[run]
+    def settle(self, run: str) -> str:
+        if run in self.accounts:
+            before = sum(self.charged(where) for where in MEMORIES)
+            given_back = sum(each.charged_bytes for each in self.ledger.of(run))
+            self.ledger.settle(run, {}, self.passing())
+            assert sum(self.charged(where) for where in MEMORIES) == before - given_back
+            del self.accounts[run]
         return run
 
-    @rule(run=ended)
-    def touch_after_release(self, run: str) -> None:
+    def charged(self, where: str) -> int:
+        return self.ledger.charged_bytes(where) + self.ledger.quarantined_bytes(where)
+
+    @rule(run=ended, figures=FIGURES)
+    def touch_after_the_end(self, run: str, figures: dict[str, int]) -> None:
+        """Late news of what has ended changes nothing, and nothing is released twice."""
+        before = tuple(self.ledger)
         with pytest.raises(KeyError):
-            self.ledger.release(run)
-        with pytest.raises(KeyError):
-            self.ledger.releasing(run)
-        with pytest.raises(KeyError):
-            self.ledger.confirm(run, 1)
-        with pytest.raises(KeyError):
-            self.ledger.quarantine(run, 1)
-        assert self.ledger.get(run) is None
+            self.ledger.settle(run, figures)
+        self.ledger.releasing(run)
+        self.ledger.confirm(run, figures)
+        self.ledger.saw(run, figures)
+        assert tuple(self.ledger) == before
+        assert self.ledger.of(run) == ()
+
+    @invariant()
+    def everything_is_as_in_the_account(self) -> None:
+        told = {(r.run, r.where): (r.charged_bytes, r.state, r.since_s) for r in self.ledger}
+        assert told == {
+            (run, where): (each.charge, each.state, each.since_s)
+            for run, accounts in self.accounts.items()
+            for where, each in accounts.items()
+        }
 
     @invariant()
     def the_sums_are_those_of_the_account(self) -> None:
-        quarantined = {run for run, state in self.state.items() if state is ReservationState.QUARANTINED}
-        charged = sum(
-            max(self.price[run], self.measured[run] or 0) for run in self.state if run not in quarantined
-        )
-        assert self.ledger.charged_bytes() == charged
-        assert self.ledger.quarantined_bytes() == sum(self.lost[run] for run in quarantined)
-        assert {r.run: r.state for r in self.ledger} == self.state
-
-    @invariant()
-    def nothing_is_negative(self) -> None:
-        assert all(reservation.charged_bytes >= 0 for reservation in self.ledger)
-        assert self.ledger.charged_bytes() >= 0
-        assert self.ledger.quarantined_bytes() >= 0
+        for where in MEMORIES:
+            there = [accounts[where] for accounts in self.accounts.values() if where in accounts]
+            lost = [each.charge for each in there if each.state is ReservationState.QUARANTINED]
+            assert self.ledger.quarantined_bytes(where) == sum(lost)
+            assert self.ledger.charged_bytes(where) == sum(each.charge for each in there) - sum(lost)
 
     @invariant()
     def what_is_still_to_come_is_part_of_what_is_charged(self) -> None:
-        assert 0 <= self.ledger.still_to_come_bytes({}) <= self.ledger.charged_bytes()
+        for where in MEMORIES:
+            coming, untaken = (
+                self.ledger.still_to_come_bytes(where, {}),
+                self.ledger.untaken_bytes(where, {}),
+            )
+            assert 0 <= coming <= untaken <= self.ledger.charged_bytes(where)
 
 
 TestLedgerMachine = LedgerMachine.TestCase

@@ -22,10 +22,10 @@ from lllm3090d.serving.events import Admitted, Effect, Failed, Joined, LoadReque
 from lllm3090d.serving.extras import lacking, wish_of
 from lllm3090d.serving.running import Mismatch, mismatch
 from lllm3090d.serving.unit_spec import Record, read_record
+from tests.fakes.scheduler_world import CARD, GIB, World
 from tests.unit.engine_truth import facts_of
 from tests.unit.plans import DRAFTING, MIXTURE, SMOLLM2, projector_of
 from tests.unit.test_command_line import build_named
-from tests.unit.test_scheduler import CARD, GIB, World
 
 pytestmark = pytest.mark.unit
 

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lllm3090d.bus.unit_status import UnitStatus
-from lllm3090d.checkpoints.facts import (
-    BlockWeights,
-    CheckpointFacts,
-    LayerFacts,
-    LayerKind,
-    TableWeights,
-    WeightBytes,
-)
-from lllm3090d.checkpoints.library import Checkpoint
-from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.capabilities import Backend, Capabilities
 from lllm3090d.engines.tier_flags import TIER_VARIABLES
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
-from lllm3090d.planning.planner import CacheType, PlanPolicy, PlanRequest
+from lllm3090d.planning.planner import CacheType, PlanRequest
 from lllm3090d.planning.quote import MIB, Place
-from lllm3090d.planning.reserves import ReservePolicy
 from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving.events import (
     Admitted,
-    Announce,
     CancelDone,
     CancelRequested,
     CheckIdle,
     CheckTier,
-    Effect,
     EngineReady,
     Event,
     Failed,
@@ -48,7 +32,6 @@ from lllm3090d.serving.events import (
     LoadStalled,
     Looked,
     MemoryReleased,
-    Observation,
     PostMortemRead,
     Queued,
     ReadPostMortem,
@@ -69,167 +52,10 @@ from lllm3090d.serving.events import (
     WatchLoading,
 )
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_UP, SERVING, InstanceState
-from lllm3090d.serving.observation import CardState
-from lllm3090d.serving.policy import Policy
-from lllm3090d.serving.running import Instance
-from lllm3090d.serving.scheduler import Scheduler
-from lllm3090d.serving.unit_spec import RECORD_VARIABLE
+from tests.fakes.scheduler_world import CARD, GIB, World, error_of, kinds, status
+from tests.fakes.simulated_machine import FLAGS
 
 pytestmark = pytest.mark.unit
-
-GIB = 1 << 30
-CARD = Card(CardKind.NVIDIA, "GPU-1", "NVIDIA GeForce RTX 3090", "580.95")
-FLAGS = frozenset(
-    [
-        "--host",
-        "-m",
-        "--alias",
-        "-c",
-        "--parallel",
-        "-ctk",
-        "-ctv",
-        "-b",
-        "-ub",
-        "-fa",
-        "-ngl",
-        "--fit",
-        "--ctx-checkpoints",
-        "--cache-ram",
-    ]
-)
-CAPABILITIES = Capabilities("11434", FLAGS, Backend.VULKAN, ("Vulkan0",))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An executable for the builds of these tests."""
-    path = tmp_path_factory.mktemp("engine") / "llama-server"
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    World.server = path
-    return path
-
-
-def weighing(size_bytes: int) -> WeightBytes:
-    return WeightBytes(size_bytes, size_bytes, size_bytes, size_bytes, size_bytes)
-
-
-def facts(size_gib: float) -> CheckpointFacts:
-    weights = BlockWeights(feed_forward=weighing(int(size_gib * GIB) // 32))
-    layer = LayerFacts(LayerKind.FULL, 32, 128, 128, 1024, 1024, weights, feed_forward_length=14336)
-    return CheckpointFacts(
-        architecture="llama",
-        title=None,
-        quantisation="Q4_K_M",
-        trained_context_tokens=32768,
-        embedding_length=4096,
-        vocabulary_size=128256,
-        sliding_window_tokens=0,
-        layers=(layer,) * 32,
-        tables=TableWeights(output=weighing(100 * MIB)),
-        file_bytes=int(size_gib * GIB),
-        has_chat_template=True,
-    )
-
-
-def status(instance: Instance, **changes: Any) -> UnitStatus:
-    values: dict[str, Any] = {
-        "name": instance.unit,
-        "description": "",
-        "load_state": "loaded",
-        "active_state": "active",
-        "sub_state": "running",
-        "result": "success",
-        "main_pid": 100,
-        "exec_main_code": 0,
-        "exec_main_status": 0,
-        "exec_main_start_monotonic_s": 1.0,
-        "invocation_id": "ab" * 16,
-        "control_group": f"/x/{instance.unit}",
-        "environment": (f"{RECORD_VARIABLE}={instance.record.model_dump_json()}",),
-        "argv": ("llama-server",),
-        "job_pending": False,
-        "transient": True,
-        "memory_current_bytes": None,
-    }
-    return UnitStatus(**(values | changes))
-
-
-class World:
-    """A scheduler, a card of 24 GiB, and shorthand for events."""
-
-    server: Path
-
-    def __init__(self) -> None:
-        policy = Policy(
-            plan=PlanPolicy(CacheType.Q8_0, 2048, 512, 8, 1024, 1024),
-            reserves=ReservePolicy(512, 2400),
-            stop_timeout_s=15,
-            engine_sockets_dir=Path("/run/user/1000/lllm3090d/engines"),
-            inherited_environment={"LLAMA_ARG_CTX_SIZE": "7", "PATH": "/bin"},
-        )
-        self.now_s = 1000.0
-        self.scheduler = Scheduler(policy, lambda: self.now_s)
-        self.foreign_bytes = 0
-        self.runs = 0
-
-    @property
-    def charged_bytes(self) -> int:
-        """Of the card, without quarantine."""
-        return self.scheduler.ledger.charged_bytes(CARD.uuid)
-
-    def observation(self) -> Observation:
-        loaded = {r.run: r.charged_bytes for r in self.scheduler.ledger.on(CARD.uuid)}
-        used = sum(loaded.values()) + self.foreign_bytes
-        reading = MemoryReading(0.0, 24 * GIB, 451 * MIB, used, max(0, 24 * GIB - 451 * MIB - used), ())
-        return Observation((CardState(CARD, reading, None, loaded, loaded),), False)
-
-    def request(
-        self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None
-    ) -> LoadRequested:
-        self.runs += 1
-        path = Path(f"/models/{name}/model.gguf")
-        return LoadRequested(
-            token=token,
-            run=f"{self.runs:08x}",
-            checkpoint=Checkpoint(name, path, (path,), int(gib * GIB)),
-            facts=facts(gib),
-            request=request or PlanRequest(context_tokens=8192),
-            build=Build(self.server, (), "test", False),
-            capabilities=CAPABILITIES,
-        )
-
-    def do(self, event: Event) -> list[Effect]:
-        needs_reading = isinstance(event, LoadRequested | Looked)
-        return self.scheduler.handle(event, self.observation() if needs_reading else None)
-
-    def load(
-        self, name: str, token: str, gib: float = 8.0, request: PlanRequest | None = None
-    ) -> list[Effect]:
-        return self.do(self.request(name, token, gib, request))
-
-    def get(self, name: str) -> Instance:
-        instance = self.scheduler.instance(name)
-        assert instance is not None
-        return instance
-
-    def bring_up(self, name: str, token: str = "t-up", gib: float = 8.0) -> Instance:
-        self.load(name, token, gib)
-        instance = self.get(name)
-        self.do(UnitSeen(status(instance)))
-        self.do(StartFinished(instance.run, None))
-        self.do(EngineReady(instance.run, {CARD.uuid: 5 * GIB}))
-        assert instance.state is InstanceState.READY
-        return instance
-
-
-def kinds(effects: list[Effect]) -> list[type]:
-    return [type(effect) for effect in effects if not isinstance(effect, Announce)]
-
-
-def error_of(effects: list[Effect], token: str) -> LlmError:
-    (failed,) = [e for e in effects if isinstance(e, Failed) and e.token == token]
-    return failed.error
 
 
 def test_a_load_is_admitted_before_its_unit_is_started() -> None:
@@ -669,7 +495,6 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None)
-TestHistories.pytestmark = [pytest.mark.unit]
 
 
 def test_a_divided_cache_is_looked_for_after_every_start_and_every_adoption() -> None:

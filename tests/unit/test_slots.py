@@ -79,11 +79,10 @@ def test_both_policies(pool: int, limit: int, balanced: tuple[int, int], window:
         assert found.is_limited_by_model is (expected[1] == limit)
 
 
-def test_a_split_plan_states_what_one_slot_would_give_and_how_to_ask() -> None:
+def test_a_split_plan_states_what_one_slot_would_give() -> None:
     split, whole = Card(465_920).plan(), Card(389_120).plan()
     assert split.one_slot_window_tokens == M
-    assert split.one_slot_alternative == "1 x 262,144: --parallel 1"
-    assert (whole.one_slot_window_tokens, whole.one_slot_alternative) == (None, None)
+    assert whole.one_slot_window_tokens is None
 
 
 def test_what_a_plan_leaves_unused_is_told_where_somebody_can_say() -> None:

@@ -1,0 +1,218 @@
+"""Cards that are not there, and a real daemon: where models land, how they are shared out, what is lost with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.engine import install_fake_engine, set_behaviour
+from tests.fakes.gguf_files import write_llama
+from tests.fakes.nvml import FakeCard, FakeNvml
+from tests.system.harness import DAEMON_UNIT, Service, eventually, model_units, running, systemctl
+from tests.system.scenes import strings
+
+pytestmark = pytest.mark.system
+MIB = 1 << 20
+NAME = "NVIDIA GeForce RTX 2060"
+FIRST, SECOND, THIRD = (
+    f"GPU-{number}0000000-1111-2222-3333-444444444444" for number in (1, 2, 3)
+)  # the order of their numbers for --gpu
+TOTALS = {FIRST: 6144 * MIB, SECOND: 5120 * MIB, THIRD: 4096 * MIB}
+CONTEXT = {"context_tokens": 4096}
+SHAPE: dict[str, Any] = {
+    "embedding_length": 2048,
+    "head_count": 16,
+    "kv_head_count": 4,
+    "feed_forward_length": 8192,
+}
+
+
+@dataclass
+class Rig:
+    """The daemon, its cards, and its engine."""
+
+    service: Service
+    nvml: FakeNvml
+
+    def behave(self, backend: str = "CUDA", **behaviour: Any) -> None:
+        cards = range(len(self.totals()))
+        devices = tuple(f"{backend}{index}: {NAME} (6144 MiB, 5800 MiB free)" for index in cards)
+        set_behaviour(
+            self.service.directory / "engine",
+            **{"devices": devices, "nvml_state": str(self.nvml.state), "vram_mib": 1000, **behaviour},
+        )
+
+    def totals(self) -> dict[str, int]:
+        return {
+            line.split()[1]: 0 for line in self.nvml.state.read_text().splitlines() if "uuid" in line.split()
+        }
+
+    def load(self, model: str, **options: Any) -> dict[str, Any]:
+        last = self.service.load(model, **CONTEXT, **options)[-1]
+        assert last["kind"] == "ready", last
+        instance: dict[str, Any] = last["instance"]
+        return instance
+
+    def promised(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What each model was promised of each card, by UUID and name."""
+        cards = self.service.request("GET", "/v1/gpus").json()["gpus"]
+        return {
+            card["uuid"]: {
+                each["model"]: each for each in card["reservations"] if each["where"] == card["uuid"]
+            }
+            for card in cards
+        }
+
+
+def _rig(directory: Path, *cards: str) -> Rig:
+    nvml = FakeNvml(directory / "card")
+    nvml.write(
+        *(
+            FakeCard(NAME, uuid, f"00000000:0{number}:00", TOTALS[uuid], 256 * MIB, capability="7.5")
+            for number, uuid in enumerate(cards, 1)
+        )
+    )
+    install_fake_engine(directory / "engine")
+    service = Service(
+        directory, {"llama_dir": str(directory / "engine"), "desktop": "inactive"}, nvml.environment
+    )
+    for name, blocks in (("one", 8), ("two", 8), ("large", 120)):
+        write_llama(service.models_dir / name / "model.gguf", blocks=blocks, **SHAPE)
+    made = Rig(service, nvml)
+    made.behave()
+    return made
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Two cards; in the driver's list the smaller one comes first."""
+    made = _rig(tmp_path, SECOND, FIRST)
+    with running(made.service):
+        yield made
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Rig]:
+    """Three cards."""
+    made = _rig(tmp_path, THIRD, FIRST, SECOND)
+    with running(made.service):
+        yield made
+
+
+def _environment(pid: int) -> dict[str, str]:
+    return dict(item.decode().split("=", 1) for item in strings(pid, "environ"))
+
+
+def _option(pid: int, *names: str) -> str | None:
+    line = [item.decode() for item in strings(pid, "cmdline")]
+    return next((line[line.index(name) + 1] for name in names if name in line), None)
+
+
+def test_two_models_land_on_two_cards(rig: Rig) -> None:
+    rig.behave(vram_mib=2500)
+    one = rig.load("one", batch_tokens=2048, micro_batch_tokens=2048)
+    two = rig.load("two", gpu="0")
+    assert set(rig.promised()[SECOND]) == {"one"}  # the tightest fit
+    assert set(rig.promised()[FIRST]) == {"two"}
+    for instance, uuid in ((one, SECOND), (two, FIRST)):
+        environment = _environment(instance["main_pid"])
+        assert environment["CUDA_VISIBLE_DEVICES"] == uuid
+        assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert _option(instance["main_pid"], "--device", "-dev") == "CUDA0"
+        assert _option(instance["main_pid"], "--tensor-split", "-ts") is None
+        assert rig.promised()[uuid][instance["name"]]["measured_bytes"] == 2500 * MIB
+
+
+def test_a_model_too_large_for_one_card_is_shared_out(rig: Rig) -> None:
+    rig.behave(vram_mib=8000)
+    pid = rig.load("large")["main_pid"]
+    environment = _environment(pid)
+    assert environment["CUDA_VISIBLE_DEVICES"] == f"{SECOND},{FIRST}"  # the main card last
+    assert _option(pid, "--device", "-dev") == "CUDA0,CUDA1"
+    assert _option(pid, "--split-mode", "-sm") == "layer"
+    assert _option(pid, "--main-gpu", "-mg") == "1"
+    shares = [int(share) for share in (_option(pid, "--tensor-split", "-ts") or "").split(",")]
+    assert sum(shares) == 121  # with the output
+    assert 0 < shares[0] < shares[1]
+    promised = rig.promised()
+    for uuid, share in zip((SECOND, FIRST), shares, strict=True):
+        its = promised[uuid]["large"]
+        assert 0 < its["reserved_bytes"] < TOTALS[uuid] - 256 * MIB
+        assert its["measured_bytes"] == 8000 * MIB * share // 121
+        assert {"weights", "kv cache", "compute", "runtime"} <= {item["name"] for item in its["items"]}
+
+
+def test_a_third_card_stays_out_of_it(three: Rig) -> None:
+    three.behave(vram_mib=8000)
+    pid = three.load("large")["main_pid"]
+    assert _environment(pid)["CUDA_VISIBLE_DEVICES"] == f"{SECOND},{FIRST}"
+    assert not three.promised()[THIRD]
+    three.behave()
+    assert three.load("one")["main_pid"]
+    assert set(three.promised()[THIRD]) == {"one"}
+
+
+def test_a_card_can_be_chosen(rig: Rig) -> None:
+    by_address = rig.load("one", gpu="0000:02:00.0")
+    assert _environment(by_address["main_pid"])["CUDA_VISIBLE_DEVICES"] == FIRST
+    by_uuid = rig.load("two", gpu=FIRST)
+    assert _environment(by_uuid["main_pid"])["CUDA_VISIBLE_DEVICES"] == FIRST
+    assert not rig.promised()[SECOND]
+    problem = rig.service.request("POST", "/v1/load", {"model": "large", "gpu": "7"}).json()
+    assert problem["code"] == "invalid_request"
+    refused = rig.service.request(
+        "POST", "/v1/load", {"model": "large", "gpu": "1", "offload": "resident", **CONTEXT}
+    )
+    assert refused.json()["code"] == "insufficient_vram"
+
+
+def test_a_split_is_adopted_with_its_shares(rig: Rig) -> None:
+    rig.behave(vram_mib=8000)
+    pid = rig.load("large")["main_pid"]
+    before = rig.promised()
+    systemctl("kill", "--signal=KILL", "--kill-whom=main", DAEMON_UNIT)
+    eventually(lambda: rig.service.control_socket.exists() and rig.service.state("large") == "ready")
+    after = rig.promised()
+    for uuid in (FIRST, SECOND):
+        for figure in ("reserved_bytes", "measured_bytes", "charged_bytes"):
+            assert after[uuid]["large"][figure] == before[uuid]["large"][figure], figure
+    assert rig.service.instances()["large"]["main_pid"] == pid
+    rig.service.ctl("unload", "large")
+    assert rig.promised() == {FIRST: {}, SECOND: {}}
+
+
+def test_a_lost_card_does_not_stop_the_other_one(rig: Rig) -> None:
+    on_the_small_one = rig.load("one")
+    assert set(rig.promised()[SECOND]) == {"one"}
+    rig.nvml.lose(SECOND)
+    two = rig.load("two")
+    assert _environment(two["main_pid"])["CUDA_VISIBLE_DEVICES"] == FIRST
+    assert rig.service.instances()["one"]["main_pid"] == on_the_small_one["main_pid"]
+    problem = rig.service.request("POST", "/v1/load", {"model": "large", "gpu": "1", **CONTEXT}).json()
+    assert problem["code"] == "card_unreadable"
+
+
+def test_equal_devices_without_uuids_are_not_guessed(rig: Rig) -> None:
+    rig.behave("Vulkan")
+    (rig.service.directory / "engine" / "llama-server").touch()
+    problem = rig.service.request("POST", "/v1/load", {"model": "one", **CONTEXT}).json()
+    assert problem["code"] == "engine_unusable"
+    assert "which of the engine's devices" in problem["detail"]
+    assert "CUDA" in problem["hint"]
+    assert model_units() == {}
+
+
+def test_a_plan_says_which_cards(rig: Rig) -> None:
+    plan = rig.service.request("POST", "/v1/plan", {"model": "large", **CONTEXT}).json()
+    assert [card["uuid"] for card in plan["cards"]] == [SECOND, FIRST]
+    assert sum(card["layers"] for card in plan["cards"]) == 121
+    assert sum(card["bytes"] for card in plan["cards"]) == plan["card_bytes"]
+    assert f"CUDA_VISIBLE_DEVICES={SECOND},{FIRST}" in plan["environment"]
+    alone = rig.service.request("POST", "/v1/plan", {"model": "one", **CONTEXT}).json()
+    assert [card["uuid"] for card in alone["cards"]] == [SECOND]
+    shown = rig.service.ctl("plan", "large", "--context", "4096").stdout
+    assert "GPU1" in shown and "CUDA_VISIBLE_DEVICES" in shown
