@@ -19,7 +19,8 @@ MEASURE_UNITS := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
 PYTEST_OPTIONS ?=
 SYSTEM_OPTIONS := -p no:cacheprovider -m system $(PYTEST_OPTIONS)
 # Once more as an ordinary user, who the product is for and whom files can be closed to.
-AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py
+AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py tests/system/test_doctor.py \
+	tests/system/test_history.py tests/system/test_journal.py
 
 SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/verify-units .ci/run
 DEV_SCRIPTS := $(DEV)/user-manager

@@ -31,6 +31,8 @@ def main() -> int:
         "load_overhead": [],
         "adoption": [],
         "idle": [],
+        "scheduling": [],
+        "race": [],
     }
     bad = []
     began = time.monotonic()

@@ -252,6 +252,8 @@ def _explained(memory: Document) -> Iterator[Block]:
         ("held now", mib(held) if held is not None else "nobody tells"),
         ("charged", mib(memory.whole("charged_bytes"))),
     ]
+    if memory.has("limit_bytes"):
+        sums.append(("limit", f"{mib(memory.whole('limit_bytes'))}, by the kernel"))
     if memory.has("deviation_bytes"):
         sums.append(("deviation", _deviation(memory)))
         if memory.whole("comparable_bytes") != reserved:

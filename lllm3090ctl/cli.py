@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from lllm3090ctl import cards, checkpoints, engines, loading, plans, render
+from lllm3090ctl import cards, checkpoints, engines, happenings, loading, plans, render
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure
@@ -24,6 +24,8 @@ from lllm3090ctl.text import clean, named, shell_word
 
 DISTRIBUTION = "lllm3090"
 MOST_LOG_LINES = 10_000
+MOST_RUNS = 1000
+USUAL_EVENTS = 100
 
 _Function = Callable[..., Any]
 
@@ -549,47 +551,114 @@ def engine_select(client: Client, screen: Screen, name: str | None, automatic: b
     metavar="LINES",
     help="How many of the last lines to begin with.",
 )
+@click.option(
+    "--since",
+    callback=happenings.log_moment,
+    metavar="TIME",
+    help=f"Only lines from then on: {happenings.HOW}.",
+)
 @_command(streaming=True)
-def logs(client: Client, screen: Screen, name: str, follow: bool, lines: int) -> int:
-    """Show what a model's engine wrote to the journal.
+def logs(client: Client, screen: Screen, *, name: str, follow: bool, lines: int, since: str | None) -> int:
+    """Show what a model's engine wrote.
+
+    Of a model that is not loaded, what that of its last run wrote.
 
     \b
     Examples:
       lllm3090ctl logs smollm2 -n 20
+      lllm3090ctl logs smollm2 --since 10m
       lllm3090ctl logs smollm2 --follow
     """
-    with client.logs(name, lines, follow) as stream:
+    with client.logs(name, lines, follow, since) as stream:
         for line in stream:
-            screen.line(line.members, render.log_line(line))
+            screen.line(line.members, happenings.log_line(line))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@click.option(
+    "-n",
+    "--runs",
+    type=click.IntRange(1, MOST_RUNS),
+    default=20,
+    show_default=True,
+    metavar="RUNS",
+    help="How many of the last launches to show.",
+)
+@_command()
+def history(client: Client, screen: Screen, name: str, runs: int) -> int:
+    """Show the last launches of a model, and why each ended.
+
+    When and by whom each was asked for, how long it took to load and served, and of one that failed the last lines of
+    its engine. The model may be gone meanwhile.
+
+    \b
+    Examples:
+      lllm3090ctl history smollm2
+      lllm3090ctl history smollm2 -n 3 --json
+    """
+    view = client.history(name, runs)
+    screen.result(view.members, happenings.runs(view))
     return ExitStatus.OK
 
 
 @cli.command()
 @click.option(
     "--since",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="SEQ",
-    help="Only events after this number. Default: all that the daemon remembers.",
+    callback=happenings.event_start,
+    metavar="SEQ|TIME",
+    help=f"Only events after this number, or from then on: {happenings.HOW}.",
 )
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with new events until the daemon stops, or Ctrl-C."
 )
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0, MOST_LOG_LINES),
+    metavar="LINES",
+    help="How many of the last events to begin with. Default: 100; with --since all.",
+)
 @_command(streaming=True)
-def events(client: Client, screen: Screen, since: int, follow: bool) -> int:
-    """Show what happened: changes of state, progress, refusals.
+def events(client: Client, screen: Screen, since: str | None, follow: bool, lines: int | None) -> int:
+    """Show what happened: changes of state, refusals, and who caused them.
 
     \b
     Examples:
       lllm3090ctl events
+      lllm3090ctl events --since 2h
       lllm3090ctl events --since 120 --follow --json
     """
-    with client.events(since, follow) as stream:
+    if lines is None and since is None:
+        lines = USUAL_EVENTS
+    with client.events(since or "0", follow, lines) as stream:
         for line in stream:
-            screen.line(line.members, render.event(line))
+            screen.line(line.members, happenings.event(line))
     if follow:
         raise client.ended()
     return ExitStatus.OK
+
+
+@cli.command()
+@_command()
+def doctor(client: Client, screen: Screen) -> int:
+    """Look at this machine: is everything as the daemon needs it?
+
+    One line for each thing: ok, warn or fail, with what to do. It needs no daemon, changes nothing, and takes a few
+    seconds, at most a minute and a half where something hangs. The exit status is 10 where the worst is a warning, 11
+    where something fails.
+
+    \b
+    Examples:
+      lllm3090ctl doctor
+      lllm3090ctl doctor --json
+    """
+    from lllm3090ctl import doctor as examination  # noqa: PLC0415 - only needed here
+
+    report = examination.examine(client)
+    screen.result(report.document(), examination.shown(report))
+    return report.exit_status
 
 
 @cli.command()

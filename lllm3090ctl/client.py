@@ -142,13 +142,13 @@ class Client:
         self.command = command
         self._timeout_s = timeout_s
 
-    def version(self) -> Document:
+    def version(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Document:
         """``GET /v1/version``."""
-        return self._ask("GET", "/v1/version")
+        return self._ask("GET", "/v1/version", timeout_s=timeout_s)
 
-    def status(self) -> Document:
+    def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Document:
         """``GET /v1/status``."""
-        return self._ask("GET", "/v1/status")
+        return self._ask("GET", "/v1/status", timeout_s=timeout_s)
 
     def models(self, with_catalogue: bool = False) -> Document:
         """``GET /v1/models``; makes the plans that are not known yet."""
@@ -211,15 +211,19 @@ class Client:
         """``POST /v1/load``."""
         return self._stream("POST", "/v1/load", body, PLAN_TIMEOUT_S)
 
-    def logs(self, name: str, lines: int, follow: bool) -> Stream:
+    def logs(self, name: str, lines: int, follow: bool, since: str | None = None) -> Stream:
         """``GET /v1/instances/{name}/logs``."""
-        return self._stream(
-            "GET", f"/v1/instances/{quote(name, safe='')}/logs?lines={lines}&follow={follow:d}"
-        )
+        target = f"/v1/instances/{quote(name, safe='')}/logs?lines={lines}&follow={follow:d}"
+        return self._stream("GET", target + (f"&since={quote(since, safe='')}" if since else ""))
 
-    def events(self, since: int, follow: bool) -> Stream:
+    def history(self, name: str, runs: int) -> Document:
+        """``GET /v1/models/{name}/history``."""
+        return self._ask("GET", f"/v1/models/{quote(name, safe='')}/history?runs={runs}")
+
+    def events(self, since: str, follow: bool, last: int | None = None) -> Stream:
         """``GET /v1/events``."""
-        return self._stream("GET", f"/v1/events?since={since}&follow={follow:d}")
+        target = f"/v1/events?since={quote(since, safe='')}&follow={follow:d}"
+        return self._stream("GET", target + (f"&last={last}" if last is not None else ""))
 
     def lost(self, error: OSError | None = None) -> Failure:
         """The failure of a connection that broke off."""

@@ -19,6 +19,11 @@ OPTION_COLUMNS = (
     Column("DEFAULT", least=8),
     Column("ALLOWED", least=12),
 )
+NEVER = "never"
+CODE_FITS = {
+    NEVER: "no code for a card of this machine, so loads on it are refused",
+    "maybe": "it runs on a card of this machine only if it holds PTX, which its name does not tell",
+}
 LOCKED = "LLLM3090_LLAMA_DIR is set in the daemon's environment: it decides on the engine, and nothing can be chosen."
 
 
@@ -28,6 +33,11 @@ def engines(listing: Document) -> list[Block]:
     blocks: list[Block] = [Table(COLUMNS, tuple(_row(view) for view in views))] if views else []
     blocks += [clean(f"{view.text('name')}: {view.text('server')}") for view in views]
     blocks += _situation(listing)
+    blocks += [
+        clean(f"{view.text('name')} was compiled for {_compiled_for(view)}.")
+        for view in views
+        if view.has("code_fit") and view.text("code_fit") in CODE_FITS
+    ]
     blocks += [
         f"{clean(view.text('name'))}: {problem_line(problem)}"
         for view in views
@@ -52,7 +62,7 @@ def details(view: Document) -> list[Block]:
         ("found by", engine.text("source")),
         ("version", engine.maybe_text("version") or "unknown"),
         ("release", _release(engine)),
-        ("compiled for", engine.maybe_text("gpu_architecture") or ""),
+        ("compiled for", _compiled_for(engine)),
         ("backend", engine.maybe_text("backend") or "unknown"),
         ("devices", ", ".join(engine.texts("devices")) or "none"),
         ("libraries", ", ".join(view.texts("library_path"))),
@@ -108,9 +118,18 @@ def _release(view: Document) -> str:
     return f"{tag}, stale" if view.has("stale") and view.truth("stale") else tag
 
 
+def _compiled_for(view: Document) -> str:
+    """The architecture in its name, and what that means here."""
+    architecture = view.maybe_text("gpu_architecture") or ""
+    said = CODE_FITS.get((view.maybe_text("code_fit") if view.has("code_fit") else None) or "")
+    return f"{architecture}: {said}" if architecture and said else architecture
+
+
 def _use(view: Document) -> str:
     if view.has("problem"):
         return "unusable"
+    if view.has("code_fit") and view.text("code_fit") == NEVER:
+        return "next, cannot run here" if view.truth("next") else "cannot run here"
     if view.truth("next"):
         return "next"
     return "offered" if view.truth("offered") else "not offered"

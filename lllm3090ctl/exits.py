@@ -18,6 +18,8 @@ class ExitStatus(enum.IntEnum):
     BAD_CHECKPOINT = 7  # the model's files are damaged, incomplete or of an unknown kind
     TIMEOUT = 8
     FORBIDDEN = 9
+    WARNED = 10  # doctor: something works less well than it could
+    UNFIT = 11  # doctor: something does not work
     ALREADY_RUNNING = 69  # EX_UNAVAILABLE: another daemon holds the socket
     CONFIG = 78  # EX_CONFIG
     INTERRUPTED = 130

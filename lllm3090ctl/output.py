@@ -20,7 +20,7 @@ from lllm3090ctl.text import Bar, Block, Prose, Style, Table
 USUAL_WIDTH = 80
 LEAST_BAR = 20
 WIDEST_BAR = 160
-COLOURS = {Style.BAD: "red", Style.GOOD: "green"}
+COLOURS = {Style.BAD: "red", Style.DOUBTFUL: "yellow", Style.GOOD: "green"}
 
 
 class Screen:

@@ -89,6 +89,7 @@ def plan(view: Document, explain: bool = False) -> list[Block]:
     blocks += list(_advice(view, explain))
     if explain:
         blocks += list(_alternatives(view, on_host))
+        blocks += list(_ways(view))
     checked = view.maybe_child("engine_check")
     if checked:
         blocks += ["", "The engine's dry run, for the main context: " + clean(checked.text("text")) + "."]
@@ -230,6 +231,7 @@ def _launch(view: Document) -> Iterator[tuple[str, str]]:
             f"{tier.whole('card_tokens'):,} tokens on the card,"
             f" the others in {mib(tier.whole('host_bytes'))} MiB of pinned host memory",
         )
+        yield "tier speed", _tier_speed(tier)
     draft = view.maybe_child("draft")
     if draft:
         key, value = draft.text("cache_type_k"), draft.text("cache_type_v")
@@ -244,6 +246,17 @@ def _launch(view: Document) -> Iterator[tuple[str, str]]:
     if rope:
         stretched = f"from {rope.whole('original_tokens'):,} to {rope.whole('window_tokens'):,} tokens"
         yield "rope", f"{rope.text('scaling')} x {rope.real('factor'):g}, {stretched}"
+
+
+def _tier_speed(tier: Document) -> str:
+    """What is predicted beyond the line, and from what; why nothing is."""
+    rests_on = (tier.maybe_text("speed") if tier.has("speed") else None) or ""
+    if not tier.has("end_tokens_per_s"):
+        return rests_on
+    figures = f"{tier.real('end_tokens_per_s'):.1f} tokens/s with the whole context in use"
+    if tier.has("half_tokens_per_s"):
+        figures += f", {tier.real('half_tokens_per_s'):.1f} with half of it"
+    return f"{figures}. {rests_on}" if rests_on else figures
 
 
 def _layers(on_card: int) -> str:
@@ -294,6 +307,35 @@ def _alternatives(view: Document, on_host: bool) -> Iterator[Block]:
             Column("DIFFERENCE", least=24),
         )
         yield Table(columns, tuple(map(_alternative_row, others)))
+
+
+def _ways(view: Document) -> Iterator[Block]:
+    """The ways to have a context that does not fit on the card, the best first."""
+    tier = view.maybe_child("tier")
+    ways = tier.children("ways") if tier and tier.has("ways") else ()
+    if not ways:
+        return
+    yield ""
+    columns = (
+        Column("WAY"),
+        Column("CONTEXT", right=True),
+        Column("ON THE CARD", right=True),
+        Column("TOKENS/S AT ITS END", right=True),
+        Column("WHY", least=24),
+    )
+    yield Table(columns, tuple(map(_way_row, ways)))
+
+
+def _way_row(way: Document) -> tuple[str, ...]:
+    end = f"{way.real('end_tokens_per_s'):.1f}" if way.has("end_tokens_per_s") else "not predicted"
+    context = way.whole("context_tokens")
+    return (
+        clean(f"{way.text('way')}, {way.text('cache_type')}"),
+        f"{context:,}",
+        f"{way.whole('card_tokens') or context:,}" if way.truth("fits") else "-",
+        end if way.truth("fits") else "cannot be had",
+        clean(" ".join(way.texts("reasons"))),
+    )
 
 
 def _alternative_row(other: Document) -> tuple[str, ...]:

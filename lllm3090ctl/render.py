@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lllm3090ctl import refusal
+from lllm3090ctl import refusal, suspend
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
 from lllm3090ctl.text import Block, Column, Table, clean, count, duration, mib, mib_up, pairs
@@ -54,6 +54,7 @@ def pending(listing: Document) -> list[Block]:
 def status(view: Document, socket_path: str) -> list[Block]:
     """What ``status`` shows."""
     card = view.child("card")
+    sleep = view.maybe_child("suspend") if view.has("suspend") else None
     rows = [
         (
             "daemon",
@@ -75,6 +76,9 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("engine", view.maybe_child("engine_choice_problem")),
         ("state", view.maybe_child("state_problem")),
         ("models", view.maybe_child("watch_problem")),
+        ("logs", view.maybe_child("journal_problem")),
+        ("history", view.maybe_child("history_problem")),
+        *(suspend.problems(sleep) if sleep else ()),
     ):
         if problem:
             lines.append(f"{owner}: {problem_line(problem)}")
@@ -86,7 +90,7 @@ def status(view: Document, socket_path: str) -> list[Block]:
     lines += [*_instance_failures(views), *pending(view)]
     if view.has("released") and view.truth("released"):
         lines.append("The cards are given away: loads are refused until: lllm3090ctl resume")
-    return lines
+    return [*lines, *(suspend.lines(sleep) if sleep else ())]
 
 
 def version(client_version: str, daemon: Document | None) -> list[Block]:
@@ -172,25 +176,6 @@ def admitted(line: Document, name: str) -> str:
             f" reserved {mib(instance.whole('reserved_bytes'))} MiB"
         )
     return f"{clean(name)}: admitted"
-
-
-def event(line: Document) -> str:
-    """One event."""
-    state, previous = line.maybe_text("state"), line.maybe_text("previous")
-    parts = (
-        str(line.whole("seq")),
-        line.text("at"),
-        line.text("kind"),
-        line.maybe_text("model") or "",
-        f"{previous} -> {state}" if previous and state else state or "",
-        line.maybe_text("message") or "",
-    )
-    return "  ".join(clean(part) for part in parts if part)
-
-
-def log_line(line: Document) -> str:
-    """One line of an engine's log."""
-    return f"{clean(line.text('at'))}  {clean(line.text('message'), keep=chr(9))}"
 
 
 def failure(problem: Document) -> list[Block]:

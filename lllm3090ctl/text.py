@@ -41,6 +41,7 @@ class Style(enum.Enum):
 
     PLAIN = "plain"
     BAD = "bad"
+    DOUBTFUL = "doubtful"
     GOOD = "good"
 
 

@@ -41,8 +41,18 @@ def main() -> None:
     parser.add_argument("--version", action="version", version=f"lllm3090d {VERSION}")
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="settings file to read")
     parser.add_argument("--check", action="store_true", help="read the settings, say what is wrong, and end")
+    parser.add_argument(
+        "--doctor",
+        action="store_true",
+        help="look at this machine, write a line of JSON, and end (lllm3090ctl doctor)",
+    )
     arguments = parser.parse_args()
     try:
+        if arguments.doctor:
+            from lllm3090d.doctor import examination  # noqa: PLC0415  # as the parts below
+
+            examination.main(arguments.config)
+            return
         config_file = arguments.config or default_config_file()
         settings = load_settings(config_file)
         if arguments.check:
@@ -69,6 +79,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     # Imported here so that --help, --version and --check cost nothing.
     from aiohttp import web  # noqa: PLC0415
 
+    from lllm3090d.bus.logind import Logind  # noqa: PLC0415
     from lllm3090d.bus.systemd import SystemdManager  # noqa: PLC0415
     from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
     from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
@@ -99,11 +110,18 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
             systemd_listens=activated and settings.control_socket == default_socket,
         )
         stack.callback(listening.close)
+        logind = await Logind.connect()
+        stack.push_async_callback(logind.close)
         readers = open_cards(settings.card)
         for reader in readers:
             stack.callback(reader.close)
         daemon = Daemon(
-            settings=settings, config_file=config_file, readers=readers, bus=bus, manager=manager
+            settings=settings,
+            config_file=config_file,
+            readers=readers,
+            bus=bus,
+            manager=manager,
+            logind=logind,
         )
         await daemon.start()
         runner = web.AppRunner(

@@ -30,6 +30,8 @@ class ExitStatus(enum.IntEnum):
     BAD_CHECKPOINT = 7  # the model's files are damaged, incomplete or of an unknown kind
     TIMEOUT = 8
     FORBIDDEN = 9
+    WARNED = 10  # doctor: something works less well than it could
+    UNFIT = 11  # doctor: something does not work
     ALREADY_RUNNING = 69  # EX_UNAVAILABLE: another daemon holds the socket
     CONFIG = 78  # EX_CONFIG
     INTERRUPTED = 130
@@ -78,6 +80,7 @@ class ErrorCode(enum.StrEnum):
     STATE_UNUSABLE = "state_unusable"
     ALREADY_RUNNING = "already_running"
     BUS_UNAVAILABLE = "bus_unavailable"
+    LOGIND_UNAVAILABLE = "logind_unavailable"
     UNIT_REFUSED = "unit_refused"
     SHUTTING_DOWN = "shutting_down"
 
@@ -142,6 +145,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.STATE_UNUSABLE, "What was learnt cannot be kept", 503, ExitStatus.FAILURE),
     (ErrorCode.ALREADY_RUNNING, "Another daemon is running", 409, ExitStatus.ALREADY_RUNNING),
     (ErrorCode.BUS_UNAVAILABLE, "The user's systemd cannot be reached", 503, ExitStatus.FAILURE),
+    (ErrorCode.LOGIND_UNAVAILABLE, "Sleep is not noticed, or not delayed", 503, ExitStatus.FAILURE),
     (ErrorCode.UNIT_REFUSED, "systemd refused the unit", 502, ExitStatus.FAILURE),
     (ErrorCode.SHUTTING_DOWN, "The daemon is stopping", 503, ExitStatus.FAILURE),
 )

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from lllm3090d.engines.tier_flags import ReasoningRules, rules_fault
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
@@ -64,6 +65,15 @@ class VerifyAfterLoad(enum.StrEnum):
     PROBE = "probe"  # and after a prompt of one batch, on a card
 
 
+class SuspendPolicy(enum.StrEnum):
+    """What becomes of loaded models when the machine goes to sleep."""
+
+    AUTO = "auto"  # unload on NVIDIA's cards, whose contents may be lost; keep on all other memory
+    UNLOAD = "unload"  # unload everything before, load the same set after
+    KEEP = "keep"  # leave them as they are
+    STOP = "stop"  # unload everything before, load nothing after
+
+
 class LogLevel(enum.StrEnum):
     """The least severe level that is logged."""
 
@@ -102,6 +112,11 @@ def default_config_file() -> Path:
 def default_control_socket() -> Path:
     """Where the control socket is when nobody chose another runtime directory; where the socket unit listens."""
     return runtime_base() / "lllm3090d" / "control.sock"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Words with commas between them; the engine trims none, so blanks are no part of one here."""
+    return tuple(word.strip() for word in text.split(",")) if text.strip() else ()
 
 
 Mib = Annotated[int, Field(ge=0, le=1 << 30)]
@@ -207,8 +222,25 @@ class Settings(BaseModel):
     prompt_cache_mib: Mib = Field(
         default=1024, description="MiB of host memory for finished prompts (--cache-ram)"
     )
+    reasoning_efforts: Annotated[str, Field(max_length=1000)] = Field(
+        default="",
+        description="words of reasoning_effort that may reach a chat template, with commas between them"
+        " (--reasoning-effort-allow); empty for all",
+    )
+    reasoning_effort_fallback: Annotated[str, Field(max_length=100)] = Field(
+        default="",
+        description="which of them stands in for any other word (--reasoning-effort-fallback)",
+    )
+    reasoning_floor_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
+        default=0,
+        description="least limit of generated tokens while a model thinks (--reasoning-max-tokens-floor); 0 for none",
+    )
     load_timeout_s: Seconds = Field(
         default=600.0, description="seconds without progress after which a load is given up"
+    )
+    load_cap_s: SecondsOrNone = Field(
+        default=0.0,
+        description="seconds after which a load is given up although it gets on; 0 for what the files' size gives",
     )
     stop_timeout_s: Seconds = Field(
         default=15.0, description="seconds from SIGTERM to SIGKILL when a model is unloaded"
@@ -241,10 +273,30 @@ class Settings(BaseModel):
         default=5.0,
         description="seconds that a model must have been idle before it may be unloaded for another one",
     )
+    restart_failed: bool = Field(
+        default=True,
+        description="start a model again that served and ended by itself, each time after a longer pause, until"
+        " that is of no use",
+    )
     serve_smaller: bool = Field(
         default=False,
         description="take a smaller context than the one that was asked for where that does not fit, down to the"
         " 40,960 tokens that an agent needs",
+    )
+    device_memory_limit: bool = Field(
+        default=True,
+        description="limit a model's unit to its price and a margin on the card too, where the kernel can (dmem)",
+    )
+    suspend: SuspendPolicy = Field(
+        default=SuspendPolicy.AUTO,
+        description="what becomes of loaded models when the machine goes to sleep; auto is unload on NVIDIA's cards and"
+        " keep on others",
+    )
+    history_days: Annotated[int, Field(ge=1, le=3650)] = Field(
+        default=90, description="days for which it is remembered what happened to models"
+    )
+    history_mib: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=16, description="MiB of the state file that this may take; the oldest goes first"
     )
     stop_models_on_exit: bool = Field(
         default=False, description="stop the models when the daemon is stopped"
@@ -271,9 +323,36 @@ class Settings(BaseModel):
             raise ValueError("must be an absolute path (or begin with ~)")
         return expanded
 
+    @field_validator("reasoning_efforts", mode="after")
+    @classmethod
+    def _are_words(cls, text: str) -> str:
+        efforts = _words(text)
+        fault = rules_fault(efforts, efforts[0] if efforts else None, 0)
+        if fault is not None:
+            raise ValueError(fault)
+        return text
+
+    @field_validator("reasoning_effort_fallback", mode="after")
+    @classmethod
+    def _is_a_rule(cls, fallback: str, info: ValidationInfo) -> str:
+        efforts = info.data.get("reasoning_efforts")  # missing where it is bad itself
+        fault = None if efforts is None else rules_fault(_words(efforts), fallback or None, 0)
+        if fault is not None:
+            raise ValueError(fault)
+        return fallback
+
     llama_dir_from_env: Annotated[bool, Field(exclude=True)] = Field(
         default=False, description="internal: llama_dir comes from the environment, so the choice is locked"
     )
+
+    @property
+    def reasoning(self) -> ReasoningRules:
+        """What engines that can are to do with what clients say about reasoning."""
+        return ReasoningRules(
+            _words(self.reasoning_efforts),
+            self.reasoning_effort_fallback or None,
+            self.reasoning_floor_tokens,
+        )
 
     @property
     def control_socket(self) -> Path:

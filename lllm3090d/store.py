@@ -1,8 +1,8 @@
-"""What the daemon has learnt, in one SQLite file: headers, answers of engines; calibrations and speeds later.
+"""What the daemon has learnt, in one SQLite file: headers, answers of engines, calibrations, and what happened.
 
-Everything in it can be learnt again, so nothing here ever stops the daemon. A file that is damaged is moved aside;
-one that a newer release wrote is left alone; where the file cannot be used at all, memory takes its place until it
-can be. :meth:`Store.check` says so, and a line in the journal does.
+Everything in it but what happened can be learnt again, so nothing here ever stops the daemon. A file that is damaged is
+moved aside; one that a newer release wrote is left alone; where the file cannot be used at all, memory takes its place
+until it can be. :meth:`Store.check` says so, and a line in the journal does.
 """
 
 from __future__ import annotations
@@ -103,6 +103,28 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             stamps TEXT NOT NULL UNIQUE,
             fingerprint TEXT NOT NULL
         )""",
+    ),
+    (
+        """CREATE TABLE events (
+            seq INTEGER PRIMARY KEY,
+            at_us INTEGER NOT NULL,
+            model TEXT,
+            is_routine INTEGER NOT NULL,
+            size_bytes INTEGER NOT NULL,
+            body TEXT NOT NULL
+        )""",
+        "CREATE INDEX events_of_models ON events (model, seq)",
+        "CREATE INDEX events_by_time ON events (at_us)",
+        # One row: the number that the next daemon may begin with, and whether the last one has ended in order.
+        """CREATE TABLE event_numbers (
+            id INTEGER PRIMARY KEY CHECK (id = 1),
+            next INTEGER NOT NULL,
+            ended INTEGER NOT NULL
+        )""",
+    ),
+    (
+        # What is to be loaded again after a sleep, in order.
+        "CREATE TABLE sleepers (position INTEGER PRIMARY KEY, boot TEXT NOT NULL, body TEXT NOT NULL)",
     ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)

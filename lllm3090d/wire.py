@@ -15,12 +15,14 @@ from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.checkpoints.classify import DraftMethod, Kind
 from lllm3090d.checkpoints.facts import LayerKind
 from lllm3090d.engines.capabilities import Backend, BuildKind
+from lllm3090d.engines.gpu_code import CodeFit
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import CacheType
 from lllm3090d.planning.quote import Evidence
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.wire_cards import ExplainView, Gpus, ReservationView
+from lllm3090d.wire_history import Actor, ActorKind, EngineMemory, RunHistory, RunView
 from lllm3090d.wire_plans import (
     BudgetLineView,
     DownloadView,
@@ -32,10 +34,13 @@ from lllm3090d.wire_plans import (
     PlanView,
     SpeedView,
 )
+from lllm3090d.wire_sleep import SuspendView
 from lllm3090d.wire_types import Name, Request, Response, Token
 
 __all__ = [
     "MOST_URI_CHARACTERS",
+    "Actor",
+    "ActorKind",
     "BudgetLineView",
     "CancelBody",
     "Cancelled",
@@ -44,6 +49,7 @@ __all__ = [
     "DownloadView",
     "EngineBuildView",
     "EngineDetails",
+    "EngineMemory",
     "EngineOptionView",
     "EngineView",
     "Engines",
@@ -79,6 +85,8 @@ __all__ = [
     "ResumeBody",
     "Resumed",
     "RopeView",
+    "RunHistory",
+    "RunView",
     "RunningEngineView",
     "SelectEngineBody",
     "SpeedView",
@@ -423,6 +431,11 @@ class EngineBuildView(Response):
     tag: str | None = Field(description="release of llama.cpp; null where nothing tells it")
     stale: bool | None = Field(description="another release than `pin`; null unknown")
     gpu_architecture: str | None = Field(description="that it was compiled for, such as sm86")
+    code_fit: CodeFit | None = Field(
+        default=None,
+        description="whether such code runs on a card of this machine; maybe: only if it has intermediate code, which"
+        " its name does not tell; null unknown",
+    )
     backend: Backend | None
     devices: tuple[str, ...]
     dry_run: bool = Field(description="it can project what a launch takes")
@@ -485,10 +498,19 @@ class Status(Response):
     )
     models_dir: str
     config_file: str
+    journal_problem: dict[str, Any] | None = Field(
+        default=None, description="why engines write their logs to files instead of the journal"
+    )
+    history_problem: dict[str, Any] | None = Field(
+        default=None, description="why what happens is not recorded now, and how much of it"
+    )
     instances: tuple[InstanceView, ...]
     pending: tuple[PendingView, ...] = Field(default=(), description="loads that wait for room")
     released: bool = Field(
         default=False, description="the cards were given away; loads are refused until resume"
+    )
+    suspend: SuspendView | None = Field(
+        default=None, description="what becomes of models when the machine is suspended"
     )
 
 
@@ -503,7 +525,14 @@ class EventKind(enum.StrEnum):
     TIER = "tier"  # whether a divided cache is divided as planned
     EVICTION = "eviction"  # a model was unloaded for another one, or for other programs
     DEVIATION = "deviation"  # a model takes more or less than it was priced at
+    LIMIT = "limit"  # the kernel limits what a model may take of a card
     PRESSURE = "pressure"  # other programs take memory that was counted on, or have given it back
+    SUSPEND = "suspend"  # the machine goes to sleep, and what became of the models
+    RESUME = "resume"  # it is awake again, and what becomes of the models
+    MEMORY = "memory"  # what an engine that has ended said of its memory
+    HOLD = "hold"  # a model was pinned or unpinned, or the cards were given away or taken back
+    DAEMON = "daemon"  # the daemon has started or is being stopped
+    GAP = "gap"  # events could not be recorded, and are lost
 
 
 class Event(Response):
@@ -516,6 +545,7 @@ class Event(Response):
     run: str | None = None
     state: InstanceState | None = None
     previous: InstanceState | None = None
+    actor: Actor | None = Field(default=None, description="who caused it; null in events of older releases")
     message: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
 
@@ -588,7 +618,9 @@ class Cancelled(Response):
 class LogLine(Response):
     """One line of ``GET /v1/instances/{name}/logs``."""
 
-    at: str
+    at: str | None = Field(
+        default=None, description="null where the log is a file, whose lines have no times"
+    )
     message: str
 
 

@@ -194,6 +194,9 @@ class ExplainedMemoryView(Response):
     measured_bytes: int | None = None
     charged_bytes: int
     held_bytes: int | None = Field(default=None, description="now")
+    limit_bytes: int | None = Field(
+        default=None, description="that the kernel keeps its unit to (device_memory_limit); null without one"
+    )
     comparable_bytes: int = Field(
         description="reserved without what is taken only with conversations: prompts that are kept, checkpoints"
     )

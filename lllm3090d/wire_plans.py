@@ -14,6 +14,7 @@ from lllm3090d.planning.planner import CacheType, CappedBy
 from lllm3090d.planning.projection import Where
 from lllm3090d.planning.quote import Evidence, Place
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace, RopeScaling, SlotPolicy
+from lllm3090d.planning.tier_choice import Way
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.wire_types import Name, Request, Response, Slots, Token, Tokens
 
@@ -181,12 +182,41 @@ class StretchView(Response):
     window_tokens: int
 
 
+class TierWayView(Response):
+    """One way to have a context that does not fit on the card."""
+
+    way: Way
+    fits: bool
+    cache_type: CacheType
+    context_tokens: int
+    card_tokens: int = Field(description="cells on the card; 0 for all")
+    card_bytes: int | None = Field(default=None, description="null where there is no price")
+    host_bytes: int | None = None
+    end_tokens_per_s: float | None = Field(
+        default=None, description="predicted with the whole context in use"
+    )
+    half_tokens_per_s: float | None = Field(default=None, description="with half of it in use")
+    speed: str | None = Field(default=None, description="what that is predicted from, or why it is not")
+    reasons: tuple[str, ...]
+
+
 class TierView(Response):
     """Which part of the cache is where."""
 
     card_tokens: int = Field(description="cells on the card; the others are in pinned host memory")
     host_bytes: int = Field(description="of that part")
     tail_draft_tokens: int = Field(description="longest draft beyond them; 0 for the same everywhere")
+    end_tokens_per_s: float | None = Field(
+        default=None, description="predicted with the whole context in use; null: not predicted"
+    )
+    half_tokens_per_s: float | None = Field(default=None, description="with half of it in use")
+    speed: str | None = Field(
+        default=None, description="what that is predicted from, or why it is not; null where nobody knows"
+    )
+    ways: tuple[TierWayView, ...] = Field(
+        default=(),
+        description="the ways to have this context, the best first, those that cannot be had last",
+    )
 
 
 class AgentView(Response):

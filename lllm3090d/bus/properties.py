@@ -59,6 +59,8 @@ def _table() -> Mapping[str, Property]:
         "StandardInput": "s",
         "StandardOutput": "s",
         "StandardError": "s",
+        "StandardOutputFileToAppend": "s",  # a path; of the three before only their words
+        "StandardErrorFileToAppend": "s",
         "SyslogIdentifier": "s",
         "LogExtraFields": "aay",  # b"NAME=value"
         "LimitCORE": "t",

@@ -195,6 +195,30 @@ class BusThread:
         self._invoke(self._bus_method, _Call(target, member, arguments, timeout_s, flags), future)
         return await future
 
+    async def method_for_files(
+        self,
+        target: Target,
+        member: str,
+        arguments: GLib.Variant,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> tuple[int, ...]:
+        """Call a method that answers with open files; a service that does not run is not started.
+
+        Args:
+            arguments: a tuple variant.
+
+        Returns:
+            The file descriptors of the reply, in order. They are the caller's to close.
+
+        Raises:
+            RemoteError, LlmError: as :meth:`method`.
+        """
+        call = _Call(target, member, arguments, timeout_s, Gio.DBusCallFlags.NO_AUTO_START)
+        future: asyncio.Future[tuple[int, ...]] = self._expect()
+        self._invoke(self._bus_method_for_files, call, future)
+        return await future
+
     async def subscribe(self, match: Match, handler: Callable[[Signal], None]) -> None:
         """Have ``handler`` called on the asyncio loop for each matching signal, also after the bus was lost.
 
@@ -369,6 +393,36 @@ class BusThread:
             replied,
         )
 
+    def _bus_method_for_files(self, call: _Call, future: asyncio.Future[tuple[int, ...]]) -> None:
+        if self._bus is None:
+            self._answer(future, None, unavailable("the connection to D-Bus is lost"))
+            return
+        target = call.target
+
+        def replied(connection: Gio.DBusConnection, result: Gio.AsyncResult) -> None:
+            try:
+                _, files = connection.call_with_unix_fd_list_finish(result)
+            except GLib.Error as error:
+                what = f"{target.interface}.{call.member}"
+                self._answer(future, None, call_error(error, what, call.timeout_s))
+            else:
+                self._post(_hand_over, future, () if files is None else tuple(files.steal_fds()))
+
+        # pydbus and a plain call drop the files and leave their index in the message.
+        self._bus.con.call_with_unix_fd_list(
+            target.destination,
+            target.path,
+            target.interface,
+            call.member,
+            call.arguments,
+            None,
+            call.flags,
+            round(call.timeout_s * 1000),
+            None,
+            None,
+            replied,
+        )
+
     def _bus_subscribe(self, subscription: _Subscription, future: asyncio.Future[None]) -> None:
         self._subscriptions.append(subscription)
         if self._bus is not None:
@@ -415,6 +469,15 @@ class BusThread:
             None,
             added,
         )
+
+
+def _hand_over(future: asyncio.Future[tuple[int, ...]], files: tuple[int, ...]) -> None:
+    """Files that nobody waits for any more are closed: an inhibitor that is held by nobody would delay for ever."""
+    if future.done():
+        for file in files:
+            os.close(file)
+        return
+    future.set_result(files)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,15 @@ from lllm3090d.engines.builds import library_environment
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.extra_arguments import ALTERED_BY_SYSTEMD, NOTHING, ExtraArguments
 from lllm3090d.engines.process import FIXED_ENVIRONMENT
-from lllm3090d.engines.tier_flags import TIER_VARIABLES, TierArguments, tier_arguments, tier_offer
-from lllm3090d.engines.visibility import Sight
+from lllm3090d.engines.tier_flags import (
+    TIER_VARIABLES,
+    ReasoningRules,
+    TierArguments,
+    reasoning_arguments,
+    tier_arguments,
+    tier_offer,
+)
+from lllm3090d.engines.visibility import DEVICE_VARIABLES, Sight
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.launch import Launch as Sizes
@@ -73,6 +80,8 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
     extra: ExtraArguments = NOTHING,
     inherited: Mapping[str, str] | None = None,
     sight: Sight | None = None,
+    reasoning: ReasoningRules | None = None,
+    reasoning_words: Sequence[str] = (),
 ) -> Launch:
     """The command line and environment that carry out a plan with this build.
 
@@ -88,6 +97,8 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
         extra: further arguments of a person, checked; those with a price are in the plan.
         inherited: environment that the engine's unit starts from; None for this process's own.
         sight: how the launch is kept to its cards, in the order of the plan's; None where there is only one.
+        reasoning: rules for what clients say about it; None for none.
+        reasoning_words: what the model's chat template reads of it; () where nobody knows.
 
     Raises:
         ValueError: a path that is not absolute, a drafter for a plan without a draft, or no path for a plan with a
@@ -128,6 +139,8 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
 
     if plan.tier is not None:
         line.add(tier_arguments(plan.tier, build, capabilities))
+    if reasoning is not None:
+        line.add(reasoning_arguments(reasoning, reasoning_words, capabilities))
     line.arguments += extra.passed
 
     environment = {
@@ -140,6 +153,8 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
     }
     read = {name for name in capabilities.variables if name.startswith(ENGINE_VARIABLE_PREFIXES)}
     read |= {name for name in base if name.startswith(ENGINE_VARIABLE_PREFIXES)} | set(TIER_VARIABLES)
+    if sight is not None:
+        read |= {name for name in base if name in DEVICE_VARIABLES}
     return Launch(
         argv=(str(build.server), *line.arguments),
         environment=tuple(sorted(environment.items())),

@@ -123,6 +123,7 @@ class Capabilities:
         dry_run: the program that projects memory; None where there is none beside the server.
         virtual_memory: its CUDA devices have virtual memory; None where it did not say.
         listed: the devices with what is said of them.
+        device_environment: variables that hide or choose devices, name and value, with which they were listed.
     """
 
     version: str
@@ -135,6 +136,7 @@ class Capabilities:
     dry_run: DryRunAbility | None = None
     virtual_memory: bool | None = None
     listed: tuple[ListedDevice, ...] = ()
+    device_environment: tuple[tuple[str, str], ...] = ()
 
     def option(self, name: str) -> Option | None:
         """The option with that spelling; None where the build has none."""

@@ -25,7 +25,10 @@ OWNED: Mapping[tuple[str, ...], str] = {
     ("--api-key", "--api-key-file"): "with a key the daemon would be locked out of its own engine",
     ("--alias",): "clients find the model under the name that the daemon gives it",
     ("--fit", "--fit-target", "--fit-ctx"): "the plan is what was priced, so the engine must not change it",
-    ("--device", "--list-devices"): "the daemon decides which card is used",
+    (
+        "--device", "--list-devices", "--split-mode", "--tensor-split", "--main-gpu", "--spec-draft-device",
+        "--mmproj-device",
+    ): "the daemon decides which cards a model is on, and what of it is on each; --gpu names the only one it may be on",
     ("--metrics", "--slots", "--no-slots"): "the daemon watches its engines by it, so it is always on",
     ("--log-disable", "--log-jsonl"): "the daemon reads the engine's log",
     ("--sleep-idle-seconds",): "the daemon decides when a model leaves memory",
@@ -73,7 +76,9 @@ FREE: tuple[str, ...] = (
     "--mcp-servers-json", "--agent", "--ui", "--chat-template-kwargs", "--timeout", "--sse-ping-interval",
     "--threads-http", "--cache-prompt", "--cache-reuse", "--props", "--slot-save-path", "--media-path",
     "--jinja", "--reasoning-format", "--reasoning", "--reasoning-effort", "--reasoning-budget",
-    "--reasoning-budget-message", "--reasoning-preserve", "--chat-template", "--chat-template-file",
+    "--reasoning-budget-message", "--reasoning-preserve",
+    "--reasoning-effort-allow", "--reasoning-effort-fallback", "--reasoning-max-tokens-floor",
+    "--chat-template", "--chat-template-file",
     "--skip-chat-parsing", "--prefill-assistant", "--slot-prompt-similarity", "--tts-use-guide-tokens",
     "--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir",
 )  # fmt: skip

@@ -15,29 +15,17 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lllm3090d.engines.binaries import Stamp, fingerprint, has_gpu_library
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.probe import TIME_LIMIT_S, Texts, ask, ask_devices, capabilities_of
+from lllm3090d.engines.visibility import DEVICE_VARIABLES
 from lllm3090d.errors import LlmError
 from lllm3090d.store import Store
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Variables by which drivers and backends hide or choose devices.
-DEVICE_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "GGML_VK_VISIBLE_DEVICES",
-    "VK_DRIVER_FILES",
-    "VK_ICD_FILENAMES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ONEAPI_DEVICE_SELECTOR",
-    "ZE_AFFINITY_MASK",
-    "LD_LIBRARY_PATH",
-)
 # A build for a GPU that sees none may do so later, when a driver has been loaded.
 NO_DEVICE_RETRY_S = 60.0
 # A failure is remembered where finding it again would be slow; one that comes at once may as well be found anew, and
@@ -186,7 +174,8 @@ class ProbeCache:
             texts, devices = ask(build, time_limit_s=self._time_limit_s)
         elif devices is None:
             devices = ask_devices(build, time_limit_s=self._time_limit_s)
-        found = capabilities_of(build, texts, devices)
+        hidden_by = tuple((name, os.environ[name]) for name in DEVICE_VARIABLES if name in os.environ)
+        found = replace(capabilities_of(build, texts, devices), device_environment=hidden_by)
         if (fresh_texts or fresh_devices) and fingerprint(build) != files:
             # Exchanged while it was asked: the answer may be of either build, so it is not kept.
             with self._lock:
@@ -240,7 +229,7 @@ def surroundings(environment: Mapping[str, str]) -> str:
         boot = BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         boot = str(os.getpid())  # cannot be told apart, so the list is good for this daemon alone
-    values = [boot, *(environment.get(name, "") for name in DEVICE_VARIABLES)]
+    values = [boot, *(environment.get(name, "") for name in (*DEVICE_VARIABLES, "LD_LIBRARY_PATH"))]
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 

@@ -27,8 +27,9 @@ SHELL_SIGNAL_BASE = 128  # a shell or another program between reports a signal a
 # By these a launch would differ from the plan; GGML_VK_VISIBLE_DEVICES and the like describe the card and
 # stay.
 # A dying engine would start gdb. And below XDG_CONFIG_HOME it looks for llama.cpp/config.ini, whose options it takes
-# before all others: with a device in that place there is none.
-FIXED_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "XDG_CONFIG_HOME": os.devnull}
+# before all others: with a device in that place there is none. And a layer of Mesa puts the card of the desktop first
+# in Vulkan's list, where a desktop can be asked: names of devices would mean another card than when they were listed.
+FIXED_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "NODEVICE_SELECT": "1", "XDG_CONFIG_HOME": os.devnull}
 REMOVED_PREFIXES = ("LLAMA_", "MTMD_", "LLLM3090_")
 SIGNAL_MEANING: Mapping[int, str] = {
     signal.SIGILL: "an instruction this processor does not have: the build is for another processor",

@@ -7,6 +7,7 @@ where this build's ``--help`` offers it, never by its version: parts of that for
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lllm3090d.engines.capabilities import Build, Capabilities
@@ -22,6 +23,7 @@ SAFE_POOL_MARK = "--checkpoint-every-nt"
 EFFORT_ALLOW = "--reasoning-effort-allow"
 EFFORT_FALLBACK = "--reasoning-effort-fallback"
 TOKENS_FLOOR = "--reasoning-max-tokens-floor"
+EFFORT_SWITCH = "reasoning_effort"  # what the engine looks at in a request
 
 BATCH_INVARIANT = "GGML_CUDA_BATCH_INVARIANT"
 SHARED_POOL = "GGML_CUDA_SHARED_POOL"
@@ -67,6 +69,9 @@ class ReasoningRules:
         allowed_efforts: words that may reach the template; empty for all.
         fallback_effort: what stands in for any other word; one of those allowed.
         tokens_floor: least limit of generated tokens while the model thinks; 0 for none.
+
+    Raises:
+        LlmError: SETTINGS_INVALID for rules that cannot be.
     """
 
     allowed_efforts: tuple[str, ...] = ()
@@ -75,7 +80,7 @@ class ReasoningRules:
 
     def __post_init__(self) -> None:
         """The engine checks none of this: it compares words exactly, and takes an empty list for an empty word."""
-        reason = self._fault()
+        reason = rules_fault(self.allowed_efforts, self.fallback_effort, self.tokens_floor)
         if reason is not None:
             raise LlmError(
                 ErrorCode.SETTINGS_INVALID,
@@ -83,21 +88,20 @@ class ReasoningRules:
                 hint="Give words of letters, digits, '.', '_' and '-', such as low, medium and xhigh.",
             )
 
-    def _fault(self) -> str | None:
-        words = (
-            *self.allowed_efforts,
-            *((self.fallback_effort,) if self.fallback_effort is not None else ()),
-        )
-        bad = next((word for word in words if not EFFORT_WORD.match(word)), None)
-        if bad is not None:
-            return f"{bad!a} is no word for an effort"
-        if self.allowed_efforts and self.fallback_effort is None:
-            return "with a list of efforts one of them must stand in for all others"
-        if self.fallback_effort is not None and self.fallback_effort not in self.allowed_efforts:
-            return f"{self.fallback_effort} stands in for other efforts and is not among those allowed"
-        if self.tokens_floor < 0:
-            return f"a least number of tokens is not negative, and {self.tokens_floor} is"
-        return None
+
+def rules_fault(allowed: Sequence[str], fallback: str | None, floor_tokens: int) -> str | None:
+    """Why there can be no such rules; None where there can."""
+    words = (*allowed, *((fallback,) if fallback is not None else ()))
+    bad = next((word for word in words if not EFFORT_WORD.match(word)), None)
+    if bad is not None:
+        return f"{bad!a} is no word for an effort"
+    if allowed and fallback is None:
+        return "with a list of efforts one of them must stand in for all others"
+    if fallback is not None and fallback not in allowed:
+        return f"{fallback} stands in for other efforts and is not among those allowed"
+    if floor_tokens < 0:
+        return f"a least number of tokens is not negative, and {floor_tokens} is"
+    return None
 
 
 def tier_offer(capabilities: Capabilities) -> TierOffer:
@@ -157,15 +161,25 @@ def tier_arguments(tier: Tier, build: Build, capabilities: Capabilities) -> Tier
     )
 
 
-def reasoning_arguments(rules: ReasoningRules, capabilities: Capabilities) -> TierArguments:
+def reasoning_arguments(
+    rules: ReasoningRules, words: Sequence[str], capabilities: Capabilities
+) -> TierArguments:
     """Flags that carry out the rules for reasoning, as far as the build offers them; none of them costs memory.
 
     A gateway that applies such rules itself must not do so here too.
+
+    Args:
+        rules: from the settings.
+        words: about reasoning, that the model's chat template reads; see
+            :func:`lllm3090d.checkpoints.chat_template.reasoning_words`. Without any there is nothing to rule, and
+            efforts are ruled only where it reads ``reasoning_effort``.
+        capabilities: of the build.
     """
     flags, arguments = capabilities.flags, []
-    if rules.allowed_efforts and rules.fallback_effort and {EFFORT_ALLOW, EFFORT_FALLBACK} <= flags:
+    efforts = EFFORT_SWITCH in words and {EFFORT_ALLOW, EFFORT_FALLBACK} <= flags
+    if efforts and rules.allowed_efforts and rules.fallback_effort:
         arguments += [EFFORT_ALLOW, ",".join(rules.allowed_efforts), EFFORT_FALLBACK, rules.fallback_effort]
-    if rules.tokens_floor and TOKENS_FLOOR in flags:
+    if words and rules.tokens_floor and TOKENS_FLOOR in flags:
         arguments += [TOKENS_FLOOR, str(rules.tokens_floor)]
     return TierArguments(tuple(arguments))
 

@@ -25,6 +25,18 @@ DEVICE_PREFIXES = {
     Backend.VULKAN: "Vulkan",
     Backend.SYCL: "SYCL",
 }
+# Variables by which drivers and backends hide or choose devices.
+DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "GGML_VK_VISIBLE_DEVICES",
+    "VK_DRIVER_FILES",
+    "VK_ICD_FILENAMES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ZE_AFFINITY_MASK",
+)
 # A backend may leave out what a driver keeps for itself, or add a window of host memory.
 SIZE_TOLERANCE = 0.1
 _ROCM_UUID = re.compile(r"GPU-[0-9a-f]{16}")
@@ -39,7 +51,8 @@ class Sight:
 
     Attributes:
         devices: the engine's names of the cards, in their order.
-        environment: variables, name and value, by which all others are hidden; empty where names do it.
+        environment: variables, name and value, by which all others are hidden; where names do that, those with which
+            the build listed them. Other :data:`DEVICE_VARIABLES` must not reach the engine.
     """
 
     devices: tuple[str, ...]
@@ -75,7 +88,8 @@ def sight(capabilities: Capabilities, cards: Sequence[Card], chosen: Sequence[Ca
     found = [identified(capabilities, cards, card) for card in chosen]
     names = tuple(device.name for device in found if device is not None)
     if len(names) == len(chosen):
-        return Sight(names)
+        # Names mean the same only where the same is hidden as when they were listed.
+        return Sight(names, capabilities.device_environment)
     if len(cards) == 1:
         return None  # the others are none of ours, and the engine leaves out what is no card of its own
     raise _unknown(listed, chosen[found.index(None)])

@@ -138,7 +138,7 @@ class TierRoom:
     offer: TierOffer
     host: HostMemory
     link: LinkSpeed | None = None
-    steps: MeasuredSteps = MeasuredSteps()
+    steps: MeasuredSteps = field(default_factory=MeasuredSteps)
 
 
 @dataclass(frozen=True, slots=True)

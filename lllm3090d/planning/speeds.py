@@ -107,7 +107,8 @@ def measured_steps(speeds: Sequence[MeasuredSpeed], card: CardProfile, backend: 
             continue
         tokens = 1.0 if speed.speculation == WITHOUT_DRAFTS else speed.tokens_per_step
         found = _step(speed, tokens)
-        if isinstance(known.get(speed.speculation, ""), str):
+        before = known.setdefault(speed.speculation, found)
+        if isinstance(before, str) and isinstance(found, DecodeStep):
             known[speed.speculation] = found
     if not speeds:
         return MeasuredSteps(otherwise="nobody has noted a speed of this very file")

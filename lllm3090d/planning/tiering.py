@@ -50,7 +50,7 @@ def tiered(
         raise LlmError(
             ErrorCode.UNSUPPORTED_COMBINATION,
             f"A tiered cache of {context_tokens} tokens cannot be had. {reasons}",
-            hint="Leave the tier out, or ask for a smaller context.",
+            hint=_other_way(found),
             context_tokens=context_tokens,
         )
     return variant, launch_of(variant, chosen.offer, slots), found
@@ -59,6 +59,19 @@ def tiered(
 def chosen_of(found: tuple[Candidate, ...]) -> Candidate | None:
     """The way that a tier asked for is had: all in VRAM where that fits, else divided; None where neither can be."""
     return next((each for each in found if each.fits and each.way in {Way.VRAM, Way.TIER}), None)
+
+
+def _other_way(found: tuple[Candidate, ...]) -> str:
+    """How to ask for the best of the other ways that can be had."""
+    best = next((each for each in found if each.fits), None)
+    if best is None:
+        return "Leave the tier out, or ask for a smaller context."
+    if best.way is Way.SMALLER:
+        return (
+            f"Leave the tier out, and ask for --context {best.offer.context_tokens}, which fits on the card."
+        )
+    kind = f"--context {best.offer.context_tokens} --cache-type {best.offer.cache_type}"
+    return f"Ask for {kind} --tier." if best.offer.line_tokens else f"Ask for {kind} without a tier."
 
 
 def ways(variant: Variant, room: TierRoom, context_tokens: int, slots: int) -> tuple[Candidate, ...]:

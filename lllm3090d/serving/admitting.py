@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from lllm3090d.engines.gpu_code import can_never_run, check_code
 from lllm3090d.engines.visibility import can_be_kept_to, sight
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card
@@ -111,11 +112,11 @@ def room_for(event: LoadRequested, observation: Observation, given: Rooms) -> Ro
 def usable_cards(event: LoadRequested, observation: Observation, given: Rooms) -> tuple[str, ...]:
     """The cards that a load may be on, the one with the most memory first.
 
-    Those that its engine cannot be kept to are none of them.
+    Those that its engine cannot be kept to, or has no code for, are none of them.
 
     Raises:
         LlmError: CARD_UNREADABLE where none can be read; INVALID_REQUEST for a card that is not there; ENGINE_UNUSABLE
-            where the engine can be kept to none.
+            where the engine can be kept to none, or has code for none.
     """
     cards = cards_of(observation)
     if event.card is not None:
@@ -124,13 +125,20 @@ def usable_cards(event: LoadRequested, observation: Observation, given: Rooms) -
             raise refusals.no_such_card(event.card, cards)
         state.read()
         sight(event.capabilities, cards, (state.card,))
+        check_code(event.build, state.card)
         return (event.card,)
     readable = [state.card for state in observation.cards if state.card.uuid in given.cards]
     if not readable:
         observation.main.read()
-    usable = tuple(card.uuid for card in readable if can_be_kept_to(event.capabilities, cards, card))
+    usable = tuple(
+        card.uuid
+        for card in readable
+        if can_be_kept_to(event.capabilities, cards, card) and not can_never_run(event.build, card)
+    )
     if not usable:
         sight(event.capabilities, cards, readable[:1])
+        for card in readable:
+            check_code(event.build, card)
     return usable
 
 
@@ -280,15 +288,17 @@ class Decider:
         """Why a model may not go for another one now; None where it may."""
         if instance.state not in SERVING:
             return "is loading" if instance.state in ON_THE_WAY_UP else "is ending"
-        if instance.pinned:
-            return "is pinned"
-        if instance.busy or instance.leases:
-            return "is busy"
-        if self.now_s - (instance.ready_since_s or 0.0) < self.policy.least_residency_s:
-            return f"has been loaded for less than {self.policy.least_residency_s:g} s"
-        if self.now_s - (instance.last_used_s or 0.0) < self.policy.least_idle_s:
-            return f"has been idle for less than {self.policy.least_idle_s:g} s"
-        return None
+        age_s = self.now_s - (instance.ready_since_s or 0.0)
+        idle_s = self.now_s - (instance.last_used_s or 0.0)
+        residency_s, least_idle_s = self.policy.least_residency_s, self.policy.least_idle_s
+        reasons = (
+            (instance.pinned, "is pinned"),
+            (instance.is_silent, "does not tell whether it is idle"),
+            (bool(instance.busy or instance.leases), "is busy"),
+            (age_s < residency_s, f"has been loaded for less than {residency_s:g} s"),
+            (idle_s < least_idle_s, f"has been idle for less than {least_idle_s:g} s"),
+        )
+        return next((text for holds, text in reasons if holds), None)
 
     def _chosen(
         self, event: LoadRequested, victims: Sequence[Victim], *, must_satisfy: bool
@@ -309,16 +319,21 @@ class Decider:
         """What it may wait for: memory on its way back, and models that will be idle one day; never pinned ones."""
         down = {i.run: i for i in self.instances if i.state in ON_THE_WAY_DOWN - {InstanceState.STUCK}}
         ending = {r.run for r in self.ledger if r.state is ReservationState.RELEASING} | set(down)
+        names = ", ".join(sorted({r.name for r in self.ledger if r.run in ending}))
+        returning = [f"the memory of {names} to come back"] if ending else []
         if ending and isinstance(self._admit(event, frozenset(ending)), Admit):
-            names = sorted({r.name for r in self.ledger if r.run in ending})
-            return Wait(f"the memory of {', '.join(names)} to come back")
+            return Wait(returning[0])
         if not event.may_evict:
             return None
-        later = {i.run: i for i in self.instances if i.state in SERVING | ON_THE_WAY_UP and not i.pinned}
+        later = {
+            i.run: i
+            for i in self.instances
+            if i.state in SERVING | ON_THE_WAY_UP and not (i.pinned or i.is_silent)
+        }
         if not later or not isinstance(self._admit(event, frozenset(ending | later.keys())), Admit):
             return None
         reasons = [f"{i.name}, which {why}" for i in later.values() if (why := self._why_not(i))]
-        return Wait("; ".join(reasons) or "room")
+        return Wait("; ".join([*returning, *reasons]))
 
     # --- smaller, or not at all ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,31 @@ from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardReader
 from lllm3090d.planning.calibration import deviation_limit_bytes
+from lllm3090d.planning.units import mib_text
 from lllm3090d.serving.accounts import Accounts
 from lllm3090d.serving.activity import ActivityWatch
+from lllm3090d.serving.actors import ENGINE, PRESSURE
 from lllm3090d.serving.admission import foreign_bytes
+from lllm3090d.serving.chronicle import Chronicle
 from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
+from lllm3090d.serving.engine_logs import DIRECTORY as LOGS
+from lllm3090d.serving.engine_logs import EngineLogs
+from lllm3090d.serving.event_table import Bounds, EventTable, bounds_of
 from lllm3090d.serving.events import (
+    Admitted,
     Announce,
     CancelDone,
     CancelRequested,
     CheckIdle,
     CheckTier,
+    ComebackRefused,
     Effect,
     Event,
     Failed,
     ForgetUnit,
+    HoldLoads,
+    Joined,
     KeepPin,
     KeepReleased,
     Learn,
@@ -51,6 +61,8 @@ from lllm3090d.serving.events import (
     ReleaseDone,
     ReleaseRequested,
     Reply,
+    ResetDone,
+    ResetRequested,
     Restore,
     Resubmit,
     ResumeDone,
@@ -68,10 +80,12 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
+from lllm3090d.serving.fences import fence
 from lllm3090d.serving.history import History, now_text
 from lllm3090d.serving.holds import Holds
-from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.instance import ENDED, InstanceState
 from lllm3090d.serving.learning import learnt
+from lllm3090d.serving.log_keeper import LogKeeper
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.measure import observe
 from lllm3090d.serving.observation import RunProcesses
@@ -83,7 +97,10 @@ from lllm3090d.serving.reconcile import Reconciler
 from lllm3090d.serving.refusals import no_such_card, not_loaded, stopping
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.sleep import Sleep, SleepSource
+from lllm3090d.serving.sleep_set import SleepStore
 from lllm3090d.serving.statistics import Statistics
+from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.serving.watching import Watching
 from lllm3090d.settings import Settings, load_settings
 from lllm3090d.wire import EventKind
@@ -123,18 +140,22 @@ class Daemon:
         readers: Sequence[CardReader],
         bus: BusThread,
         manager: SystemdManager,
+        logind: SleepSource | None = None,
     ) -> None:
         self.bus = bus
         self.settings = settings
         self.config_file = config_file
         self.readers = tuple(readers)
         self.manager = manager
-        self.history = History()
         self.statistics = Statistics()
         self.started = now_text()
         self.lookup = Lookup(lambda: self.settings)
+        self.history = History(EventTable(self.lookup.store, self._history_bounds))
         self.scheduler = Scheduler(policy_of(settings, {}))
         self.offers = Offers(self.lookup)
+        self.logs = EngineLogs(self._log_files_dir)
+        self.log_keeper = LogKeeper(self._log_files_dir, self._logging)
+        self._chronicle = Chronicle(self.history, self.scheduler, self.logs, self.scheduler.clock)
         self._accounts = Accounts(self.statistics, self.history, self.scheduler.clock)
         self.since: dict[str, str] = {}  # run -> time of its last change of state
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -150,6 +171,7 @@ class Daemon:
         # Called after each change of an instance's state.
         self.on_change: Callable[[], None] = lambda: None
         self._seen: dict[str, Observation] = {}  # run -> the cards when it was last seen to hold something
+        self._ended: dict[str, RunProcesses] = {}  # runs whose memory is not back yet
         activity = (
             ActivityWatch()
         )  # one for both: each look resets what the engine tells of the time since the last
@@ -161,6 +183,8 @@ class Daemon:
             ask=activity.of,
             submit=self.submit,
             on_progress=self._tell_progress,
+            fence=self._fence,
+            logs=self.logs,
         )
 
         self._reconcile = Reconciler(
@@ -171,6 +195,7 @@ class Daemon:
             submit=self.submit,
         )
         self._holds = Holds(self.lookup.store)
+        self.sleep = Sleep(house=self, source=logind, store=SleepStore(self.lookup.store), spawn=self._spawn)
         self._watching = Watching(
             scheduler=self.scheduler,
             observe=self.observe,
@@ -189,6 +214,8 @@ class Daemon:
         assignments = (item.partition("=") for item in await self.manager.manager_environment())
         inherited = {key: value for key, _, value in assignments}
         self.scheduler.policy = policy_of(self.settings, inherited)
+        self.log_keeper.start(self._spawn, self._journal_probed)
+        self._chronicle.started(await self.history.open())
         await self.look_for_desktop()
         released, pinned = await asyncio.to_thread(self._held)
         self.scheduler.released = released
@@ -196,6 +223,22 @@ class Daemon:
         self.lookup.watch()
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
+        await self.sleep.start()
+
+    def _history_bounds(self) -> Bounds:
+        return bounds_of(self.settings.history_days, self.settings.history_mib)
+
+    def _log_files_dir(self) -> Path:
+        return self.settings.state_dir / LOGS
+
+    def _logging(self) -> frozenset[str]:
+        """Identifiers of what may write to a log still."""
+        return frozenset(
+            identifier(each.unit) for each in self.scheduler.instances if each.state not in ENDED
+        )
+
+    def _journal_probed(self) -> None:
+        self.scheduler.policy = replace(self.scheduler.policy, log_files_dir=self.log_keeper.files_dir)
 
     def _held(self) -> tuple[bool, frozenset[str]]:
         """What was remembered beyond the daemon's life; blocking. Without the state file: nothing."""
@@ -208,6 +251,7 @@ class Daemon:
     async def stop(self) -> None:
         """End the tasks; the models go on unless the settings say otherwise."""
         self._stopping = True
+        self._chronicle.stopping()
         self._watching.stop()
         if self.settings.stop_models_on_exit:
             await self._stop_all()
@@ -219,6 +263,7 @@ class Daemon:
             if task is not None:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.history.end()
         await self.lookup.close()
 
     async def _stop_all(self) -> None:
@@ -245,8 +290,10 @@ class Daemon:
             return error
         ignored = [key for key in NEEDS_RESTART if getattr(new, key) != getattr(self.settings, key)]
         self.settings = new.model_copy(update={key: getattr(self.settings, key) for key in ignored})
-        self.scheduler.policy = policy_of(self.settings, self.scheduler.policy.inherited_environment)
+        inherited = self.scheduler.policy.inherited_environment
+        self.scheduler.policy = policy_of(self.settings, inherited, self.log_keeper.files_dir)
         self.lookup.watch()
+        self.sleep.settings_changed()
         logging.getLogger().setLevel(new.log_level.upper())
         message = "read again" + (f"; {', '.join(ignored)} take effect at the next start" if ignored else "")
         log.info("settings %s", message)
@@ -276,6 +323,7 @@ class Daemon:
         try:
             found = await self.lookup.find(name)
             await self.look_for_desktop()
+            await self.log_keeper.probed()
             event = LoadRequested(
                 token=token,
                 run=secrets.token_hex(4),
@@ -286,6 +334,7 @@ class Daemon:
                 capabilities=found.capabilities,
                 projector=found.projector,
                 drafter=found.drafter,
+                speeds=found.speeds,
                 arguments=wish.arguments,
                 card=self._card_named(wish.card),
                 least_context_tokens=wish.least_context_tokens,
@@ -293,6 +342,8 @@ class Daemon:
                 pinned=wish.pinned,
                 may_evict=wish.may_evict,
                 may_wait=wish.may_wait,
+                attempt=wish.attempt,
+                idle_s=wish.idle_s,
             )
             event = await learnt(event, self.lookup.learning, self.scheduler.policy, self.observe())
             event = await self.offers.offered(event, self.scheduler, self.observe)
@@ -328,7 +379,12 @@ class Daemon:
     async def unload(self, name: str) -> UnloadDone:
         """Unload a model; returns when its memory is back. Raises LlmError NOT_LOADED, STOP_FAILED."""
         token = secrets.token_hex(8)
-        answer = await self._ask(token, UnloadRequested(token, self._loaded_or_waiting(name)))
+        found = self._loaded_or_waiting(name)
+        sleeper = await self.sleep.forget(found)
+        waits = any(each.name == found for each in self.scheduler.pending)
+        if sleeper is not None and self.scheduler.instance(found) is None and not waits:
+            return UnloadDone(token, sleeper.name, sleeper.run, 0)
+        answer = await self._ask(token, UnloadRequested(token, found))
         if not isinstance(answer, UnloadDone):
             raise TypeError(f"unload answered with {answer!r}")
         return answer
@@ -345,11 +401,26 @@ class Daemon:
 
     async def release(self, *, until_resume: bool) -> ReleaseDone:
         """Unload everything at once. Raises LlmError STOP_FAILED."""
+        await self.sleep.forget()
         token = secrets.token_hex(8)
         answer = await self._ask(token, ReleaseRequested(token, until_resume))
         if not isinstance(answer, ReleaseDone):
             raise TypeError(f"release answered with {answer!r}")
         return answer
+
+    async def hold_loads(self, *, held: bool) -> None:
+        """Have loads wait for the return of the machine, or no longer so."""
+        token = secrets.token_hex(8)
+        await self._ask(token, HoldLoads(token, held))
+
+    async def unload_for_sleep(self) -> None:
+        """Unload everything; loads that wait go on waiting. Raises LlmError STOP_FAILED."""
+        token = secrets.token_hex(8)
+        await self._ask(token, ReleaseRequested(token, until_resume=False, for_sleep=True))
+
+    async def kill_unit(self, unit: str, number: int) -> None:
+        """Send a signal to all processes of a unit. Raises LlmError UNIT_REFUSED, BUS_UNAVAILABLE."""
+        await self.manager.kill(unit, number)
 
     async def resume(self) -> bool:
         """Take the card back; whether it was given away."""
@@ -367,6 +438,18 @@ class Daemon:
         if instance is None:
             raise TypeError(f"pin answered with {answer!r}")
         return instance
+
+    async def reset(self, name: str) -> ResetDone:
+        """Start a model again that failed or stays down, and forget what happened to it.
+
+        Raises:
+            LlmError: NOT_LOADED, AMBIGUOUS_MODEL.
+        """
+        token = secrets.token_hex(8)
+        answer = await self._ask(token, ResetRequested(token, self.loaded(name).name))
+        if not isinstance(answer, ResetDone):
+            raise TypeError(f"reset answered with {answer!r}")
+        return answer
 
     async def cancel(self, load_token: str) -> CancelDone:
         """Withdraw a load by its token. Raises LlmError NO_SUCH_LOAD."""
@@ -390,10 +473,11 @@ class Daemon:
         return found
 
     def _loaded_or_waiting(self, name: str) -> str:
-        """The same of what runs or waits for room."""
+        """The same of what runs or waits for room, or to be loaded again after a sleep."""
         running = tuple(each.record.checkpoint() for each in self.scheduler.instances)
         names = {each.name for each in running}
-        waiting = {each.name: each.event.checkpoint for each in self.scheduler.pending}
+        waiting = {each: Checkpoint(each, Path(each), (), 0) for each in self.sleep.pending}
+        waiting |= {each.name: each.event.checkpoint for each in self.scheduler.pending}
         return self._named(name, (*running, *(waiting[each] for each in waiting.keys() - names)))
 
     def _named(self, name: str, checkpoints: tuple[Checkpoint, ...]) -> str:
@@ -408,15 +492,22 @@ class Daemon:
 
     def observe(self) -> Observation:
         """All cards now; one that cannot be read says why."""
-        runs = {
+        # A driver may list a process that has ended: what it holds is that run's for as long as it is charged.
+        self._ended = {run: each for run, each in self._ended.items() if self.scheduler.ledger.of(run)}
+        runs = self._ended | {
             each.run: RunProcesses(each.main_pid, each.control_group) for each in self.scheduler.instances
         }
         seen = observe(self.readers, runs, self._desktop_active)
         for state in seen.cards:
             for run, held in state.resident.items():
-                if held:
+                if held and run not in self._ended:
                     self._seen[run] = seen
         return seen
+
+    def _remember_processes(self, run: str) -> None:
+        instance = self.scheduler.by_run(run)
+        if instance is not None:
+            self._ended[run] = RunProcesses(instance.main_pid, instance.control_group)
 
     @property
     def card(self) -> Card:
@@ -444,6 +535,7 @@ class Daemon:
 
     def submit(self, event: Event) -> None:
         """Hand an event to the writer."""
+        self._chronicle.actors.asked(event)
         self._queue.put_nowait(event)
 
     async def _write(self) -> None:
@@ -463,8 +555,9 @@ class Daemon:
             except LlmError as error:
                 self._undecided(event, error)
                 return
-        for effect in self.scheduler.handle(event, observation):
-            self._perform(effect)
+        with self._chronicle.caused_by(event):
+            for effect in self.scheduler.handle(event, observation):
+                self._perform(effect)
         self._watching.arm()
 
     def _undecided(self, event: LoadRequested | Looked, error: LlmError) -> None:
@@ -526,6 +619,7 @@ class Daemon:
             case ReadPostMortem():
                 return self._effects.post_mortem(effect)
             case WaitForMemory():
+                self._remember_processes(effect.run)
                 return self._effects.wait_for_memory(effect.run, self._seen.pop(effect.run, None))
             case ForgetUnit():
                 return self._effects.forget(effect)
@@ -538,6 +632,7 @@ class Daemon:
             case Restore():
                 return self._restore(effect)
             case KeepPin() | KeepReleased():
+                self._chronicle.hold(effect)
                 return self._keep(effect)
             case Learn():
                 self.statistics.measured(effect.name, effect.quoted_bytes, effect.measurement.peak_bytes)
@@ -547,7 +642,8 @@ class Daemon:
         return None
 
     def _answer(self, token: str, answer: Reply) -> None:
-        self._accounts.answered(token, answer)
+        with self._chronicle.answering(token):
+            self._accounts.answered(token, answer)
         self._pass_on(token, answer)
 
     def _pass_on(self, token: str, answer: Answer) -> None:
@@ -563,14 +659,9 @@ class Daemon:
             change.state,
             extra={"model": change.name, "run": change.run, "was": change.previous, "reason": change.reason},
         )
-        self.history.add(
-            EventKind.STATE,
-            model=change.name,
-            run=change.run,
-            state=change.state,
-            previous=change.previous,
-            message=change.reason,
-        )
+        self._chronicle.change(change)
+        if change.state in {InstanceState.GONE, InstanceState.FAILED}:
+            self._spawn(self._chronicle.keep_memory(change.name, change.run))
         if change.previous is InstanceState.LOADING:
             watch = self._watches.pop(change.run, None)
             if watch is not None:
@@ -592,17 +683,29 @@ class Daemon:
             log.error("it is forgotten with the daemon's end", extra={"reason": error.message})
 
     async def _restore(self, effect: Restore) -> None:
-        """Load again what was unloaded for nothing, where there is room without unloading others."""
+        """Load again what was unloaded for nothing, or has failed, where there is room without unloading others."""
         log.info("loaded again: %s", effect.name, extra={"model": effect.name, "reason": effect.reason})
-        wish = LoadWish(effect.request, effect.arguments, pinned=effect.pinned, may_evict=False)
+        wish = LoadWish(
+            effect.request,
+            effect.arguments,
+            card=effect.card,
+            pinned=effect.pinned,
+            may_evict=False,
+            attempt=effect.attempt,
+        )
         try:
             _, answers = await self.load(effect.name, wish)
-            async for _ in answers:
-                pass
+            started = False
+            async for answer in answers:
+                started = started or isinstance(answer, Admitted | Joined)
+                if isinstance(answer, Failed) and not started:
+                    raise answer.error
         except LlmError as error:
             log.warning(
                 "a model could not be loaded again", extra={"model": effect.name, "reason": error.message}
             )
+            if effect.attempt:
+                self.submit(ComebackRefused(effect.name, error))
 
     def _tell_deviation(self, told: TellDeviation) -> None:
         log.warning(told.text, extra={"model": told.name, "run": told.run})
@@ -632,7 +735,8 @@ class Daemon:
     def _tell_pressure(self, told: Warn | Over | Unload) -> None:
         level = logging.INFO if isinstance(told, Over) else logging.WARNING
         log.log(level, "%s", told.text)
-        self.history.add(EventKind.PRESSURE, message=told.text, details={"card": told.card})
+        details = {"card": told.card}
+        self.history.add(EventKind.PRESSURE, message=told.text, details=details, actor=PRESSURE)
 
     def _tell_tier(self, told: TellTier) -> None:
         level = logging.INFO if told.in_force else logging.ERROR
@@ -645,6 +749,24 @@ class Daemon:
             details={"in_force": told.in_force},
         )
 
+    def _fence(self, instance: Instance) -> None:
+        """Let the kernel limit what a unit takes of its cards, where it can."""
+        if not instance.control_group or not self.settings.device_memory_limit:
+            return
+        cards = [reader.card for reader in self.readers]
+        fences = fence(instance.control_group, self.scheduler.ledger.of(instance.run), cards)
+        if not fences:
+            log.debug("no limit on device memory", extra={"model": instance.name, "run": instance.run})
+            return
+        shown = ", ".join(f"{mib_text(each.limit_bytes)} MiB of {each.card}" for each in fences)
+        self.history.add(
+            EventKind.LIMIT,
+            model=instance.name,
+            run=instance.run,
+            message=f"the kernel limits it to {shown}",
+            details={"limit_bytes": {each.card: each.limit_bytes for each in fences}},
+        )
+
     def _tell_progress(self, load: LoadProgress) -> None:
         instance = load.instance
         for token in instance.waiters:
@@ -653,6 +775,7 @@ class Daemon:
             EventKind.PROGRESS,
             model=instance.name,
             run=instance.run,
+            actor=ENGINE,
             details={"resident_bytes": load.resident_bytes, "expected_bytes": load.expected_bytes},
         )
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lllm3090d.bus.systemd import SystemdManager
-from lllm3090d.bus.unit_status import explain_exit
-from lllm3090d.engines.memory_errors import OUT_OF_DEVICE_MEMORY, ran_out_of_device_memory
+from lllm3090d.bus.unit_status import EXITED, UnitStatus, explain_exit
+from lllm3090d.engines.crash_causes import LINES_OF_INTEREST, CrashCause, Ending, classify
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.serving import journal
+from lllm3090d.serving.engine_logs import EngineLogs, with_log_file
 from lllm3090d.serving.events import (
     Activity,
     CheckIdle,
@@ -38,9 +38,12 @@ from lllm3090d.serving.events import (
     Verified,
     Verify,
 )
-from lllm3090d.serving.observation import HOST, Observation
+from lllm3090d.serving.journal import LINES_MAX
+from lllm3090d.serving.load_watch import LoadCounters, LoadLimits, LoadVerdict, load_cap_s
+from lllm3090d.serving.observation import HOST, Observation, RunProcesses
 from lllm3090d.serving.peaks import Peaks
 from lllm3090d.serving.probe import Probe, probe, wants_probe
+from lllm3090d.serving.processes import load_counters_of
 from lllm3090d.serving.readiness import Progress, wait_until_ready
 from lllm3090d.serving.release_check import ReleaseCheck, missing_of
 from lllm3090d.serving.running import Instance
@@ -54,7 +57,7 @@ T = TypeVar("T")
 
 # Beyond TimeoutStopUSec systemd has sent SIGKILL; what is not dead then is in the kernel's hands.
 STOP_MARGIN_S = 5.0
-POST_MORTEM_LINES = 20
+POST_MORTEM_LINES = LINES_OF_INTEREST
 MEMORY_POLL_S = 0.05
 QUARANTINE_POLL_S = 1.0
 BUS_POLL_S = 0.5
@@ -80,6 +83,8 @@ class Effects:
         ask: asks engines what they are doing, by run.
         submit: hands an event to the writer.
         on_progress: told how far a load is.
+        fence: limits what an instance may take of its cards, whose unit runs and has a control group.
+        logs: of engines; None for the journal alone.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class Effects:
         ask: Callable[[Sequence[Instance]], Awaitable[Mapping[str, Activity]]],
         submit: Callable[[Event], None],
         on_progress: Callable[[LoadProgress], None],
+        fence: Callable[[Instance], None] = lambda _: None,
+        logs: EngineLogs | None = None,
     ) -> None:
         self._manager = manager
         self._scheduler = scheduler
@@ -101,6 +108,8 @@ class Effects:
         self._peaks: dict[str, Peaks] = {}  # of runs that are ready and not looked at since
         self._submit = submit
         self._on_progress = on_progress
+        self._fence = fence
+        self._logs = logs or EngineLogs()
         self._releasing: dict[str, ReleaseCheck] = {}  # in the order in which they ended
 
     async def start_unit(self, effect: StartUnit) -> None:
@@ -111,7 +120,8 @@ class Effects:
         try:
             self._make_sockets_dir()
             try:
-                result = await self._manager.start(unit, effect.spec.properties)
+                properties = await asyncio.to_thread(with_log_file, effect.spec)
+                result = await self._manager.start(unit, properties)
             except LlmError as error:
                 if error.code is not ErrorCode.BUS_UNAVAILABLE:
                     raise
@@ -163,6 +173,7 @@ class Effects:
         on_cards = [each for each in held if each.where != HOST] or held
         expected_bytes = sum(each.reserved_bytes for each in on_cards)
         promised = {each.where: each.reserved_bytes for each in held}
+        self._fence(instance)
         peaks = Peaks(run)
 
         def resident() -> int:
@@ -173,30 +184,26 @@ class Effects:
                 self._submit(TakesMore(run, dict(peaks.highest)))
             self._on_progress(LoadProgress(instance, progress.resident_bytes, expected_bytes))
 
-        ready = await wait_until_ready(
+        def counters() -> LoadCounters:
+            return load_counters_of(RunProcesses(instance.main_pid, instance.control_group))
+
+        settings = self._settings()
+        cap_s = load_cap_s(instance.record.size_bytes, setting_s=settings.load_cap_s)
+        limits = LoadLimits(settings.load_timeout_s, cap_s)
+        given_up = await wait_until_ready(
             instance.record.socket,
             lambda: instance.control_group or "",
             resident,
             tell,
-            self._settings().load_timeout_s,
+            limits=limits,
+            counters=counters,
         )
-        if ready:
+        if given_up is None:
             resident()
             self._peaks[run] = peaks
             self._submit(EngineReady(run, dict(peaks.highest)))
         else:
-            self._submit(
-                LoadStalled(
-                    run,
-                    LlmError(
-                        ErrorCode.LOAD_TIMED_OUT,
-                        f"{instance.name} made no progress for {self._settings().load_timeout_s:g} s "
-                        f"(it held {resident()} bytes) and was stopped",
-                        hint=f"See: lllm3090ctl logs '{instance.name}'; the limit is the setting load_timeout_s.",
-                        unit=instance.unit,
-                    ),
-                )
-            )
+            self._submit(LoadStalled(run, _given_up(instance, given_up, limits, resident())))
 
     async def check_tier(self, run: str) -> None:
         """Where a cache was to be divided, find out from the log whether it is: the engine does not say so else."""
@@ -205,7 +212,7 @@ class Effects:
         if instance is None or tier is None:
             return
         try:
-            lines = await journal.tail(identifier(instance.unit), journal.LINES_MAX)
+            lines = await self._logs.tail(instance.unit, LINES_MAX)
         except LlmError as error:
             log.warning(
                 "whether the cache is divided cannot be read",
@@ -213,7 +220,7 @@ class Effects:
             )
             return
         verdict = check_tier(tier, (line.message for line in lines))
-        if not verdict.in_force and len(lines) == journal.LINES_MAX:
+        if not verdict.in_force and len(lines) == LINES_MAX:
             # Of an engine that has said much since, the lines of its start lie further back.
             log.info("whether the cache is divided is no longer in the log", extra={"unit": instance.unit})
             return
@@ -248,9 +255,7 @@ class Effects:
         """Find out why the unit ended; ends in PostMortemRead."""
         ending = explain_exit(effect.status) if effect.status else "ended; systemd keeps no record of how"
         try:
-            lines = await journal.last_lines_after_death(
-                identifier(effect.unit), effect.unit, POST_MORTEM_LINES
-            )
+            lines = await self._logs.last_words(effect.unit, POST_MORTEM_LINES)
         except LlmError as error:
             lines = ()
             log.warning(
@@ -258,20 +263,23 @@ class Effects:
                 extra={"unit": effect.unit, "reason": error.message},
             )
         texts = [line.message for line in lines]
-        short = ran_out_of_device_memory(texts)
-        if short is not None:
-            ending += f" for want of device memory ({short})"
-        told = f"; its last line: {texts[-1]}" if texts and texts[-1] != short else ""
+        instance = self._scheduler.by_run(effect.run)
+        on_card = instance is None or instance.plan.on_card
+        found = classify(_ending_of(effect.status, on_card), texts)
+        if found.cause is not CrashCause.UNKNOWN:
+            ending += f": it {found.kind.title}" + (f" ({found.line})" if found.line else "")
+        told = f"; its last line: {texts[-1]}" if texts and texts[-1] != found.line else ""
         self._submit(
             PostMortemRead(
                 effect.run,
                 LlmError(
                     ErrorCode.ENGINE_FAILED,
                     f"the engine {ending}{told}",
-                    hint=f"See: journalctl --user SYSLOG_IDENTIFIER={identifier(effect.unit)}",
+                    hint=f"{found.kind.advice} See: journalctl --user SYSLOG_IDENTIFIER={identifier(effect.unit)}",
                     unit=effect.unit,
                     last_lines=texts,
-                    **({} if short is None else {"cause": OUT_OF_DEVICE_MEMORY}),
+                    cause=str(found.cause),
+                    advice=found.kind.advice,
                 ),
             )
         )
@@ -283,6 +291,7 @@ class Effects:
             run: what has ended.
             seen: the cards when it was last seen to hold something; None where it never was.
         """
+        self._peaks.pop(run, None)
         measured = {
             each.where: max(each.measured_bytes or 0, _held(seen, each.where, run))
             for each in self._scheduler.ledger.of(run)
@@ -355,6 +364,29 @@ class Effects:
             log.warning(
                 "a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message}
             )
+
+
+def _given_up(instance: Instance, verdict: LoadVerdict, limits: LoadLimits, held_bytes: int) -> LlmError:
+    if verdict is LoadVerdict.TOO_LONG:
+        why, setting = f"was not ready after {limits.cap_s:g} s, although it got on", "load_cap_s"
+    else:
+        why, setting = f"made no progress for {limits.stall_s:g} s", "load_timeout_s"
+    return LlmError(
+        ErrorCode.LOAD_TIMED_OUT,
+        f"{instance.name} {why} (it held {held_bytes} bytes), and was stopped",
+        hint=f"See: lllm3090ctl logs '{instance.name}'; the limit is the setting {setting}.",
+        unit=instance.unit,
+        verdict=str(verdict),
+    )
+
+
+def _ending_of(status: UnitStatus | None, on_card: bool) -> Ending:
+    """What systemd says of an end that nobody here asked for."""
+    if status is None or status.exec_main_code == 0:
+        return Ending(result="" if status is None else status.result, on_card=on_card)
+    if status.exec_main_code == EXITED:
+        return Ending(status.result, exit_status=status.exec_main_status, on_card=on_card)
+    return Ending(status.result, signal_number=status.exec_main_status, on_card=on_card)
 
 
 def _held(seen: Observation | None, where: str, run: str) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lllm3090d.engines.builds import Selection
 from lllm3090d.engines.capabilities import Build, Capabilities
+from lllm3090d.engines.gpu_code import best_fit
 from lllm3090d.errors import LlmError
+from lllm3090d.gpus.readings import Card
 from lllm3090d.serving.engines import EngineState, is_stale, release_tag
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.running import Instance
@@ -26,8 +28,10 @@ NOT_RUNNING = frozenset(
 )
 
 
-def build_view(state: EngineState, selection: Selection, pin: str) -> EngineBuildView:
-    """One build."""
+def build_view(
+    state: EngineState, selection: Selection, pin: str, cards: Sequence[Card] = ()
+) -> EngineBuildView:
+    """One build; ``cards`` are those of this machine, on which its code may or may not run."""
     found, capabilities = state.found, state.capabilities
     tag = release_tag(found.tag, capabilities)
     ability = capabilities.dry_run if capabilities else None
@@ -42,6 +46,7 @@ def build_view(state: EngineState, selection: Selection, pin: str) -> EngineBuil
         tag=tag,
         stale=is_stale(tag, pin),
         gpu_architecture=found.gpu_architecture,
+        code_fit=best_fit(found.gpu_architecture, tuple(card.compute_capability for card in cards)),
         backend=capabilities.backend if capabilities else None,
         devices=capabilities.devices if capabilities else (),
         dry_run=ability is not None and ability.can_project,
@@ -55,10 +60,12 @@ def engines_view(
     running: Iterable[Instance],
     capabilities: Capabilities | None,
     pin: str,
+    *,
+    cards: Sequence[Card] = (),
 ) -> Engines:
     """All builds, the choice, and what runs; ``capabilities`` are those of the next start's build."""
     return Engines(
-        engines=tuple(build_view(state, selection, pin) for state in states),
+        engines=tuple(build_view(state, selection, pin, cards) for state in states),
         next=selection.build.name if selection.build else None,
         next_problem=selection.problem.problem() if selection.problem else None,
         choice=selection.choice,
@@ -94,13 +101,19 @@ def running_views(
 
 
 def details_view(
-    state: EngineState, selection: Selection, pin: str, digest: str | None, digest_problem: LlmError | None
+    state: EngineState,
+    selection: Selection,
+    pin: str,
+    digest: str | None,
+    digest_problem: LlmError | None,
+    *,
+    cards: Sequence[Card] = (),
 ) -> EngineDetails:
     """Everything about one build."""
     capabilities, build = state.capabilities, state.build
     ability = capabilities.dry_run if capabilities else None
     return EngineDetails(
-        engine=build_view(state, selection, pin),
+        engine=build_view(state, selection, pin, cards),
         library_path=tuple(map(path_text, build.library_path)) if build else (),
         digest=digest,
         digest_problem=digest_problem.problem() if digest_problem else None,

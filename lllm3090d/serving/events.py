@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.checkpoints.catalogue import MeasuredSpeed
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.checkpoints.unruled import UnruledModel
@@ -42,7 +43,9 @@ class LoadRequested:
         pinned: never a victim of an eviction.
         may_evict: idle models may be unloaded for it.
         may_wait: it may wait for room.
+        idle_s: how long it had not been used when it was unloaded, of a model that is loaded again.
         offer: the plan of a model without a rule, which the engine has priced before; None of any other.
+        speeds: measured with this very file.
     """
 
     token: str
@@ -62,7 +65,10 @@ class LoadRequested:
     pinned: bool = False
     may_evict: bool = True
     may_wait: bool = True
+    attempt: int = 0
+    idle_s: float = 0.0
     offer: Plan | None = None
+    speeds: tuple[MeasuredSpeed, ...] = ()
 
     @property
     def ruled(self) -> CheckpointFacts | None:
@@ -112,11 +118,28 @@ class PinRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetRequested:
+    """Somebody wants a model that failed started again, and what happened to it forgotten."""
+
+    token: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComebackRefused:
+    """A model that failed could not be started again."""
+
+    name: str
+    error: LlmError
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseRequested:
-    """Somebody wants the whole card, at once."""
+    """Somebody wants the whole card, at once; for a sleep those who wait for room go on waiting."""
 
     token: str
     until_resume: bool
+    for_sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +147,14 @@ class ResumeRequested:
     """Loads are welcome again."""
 
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldLoads:
+    """The machine goes to sleep: loads are to wait from now on; or it is awake, and they need not any more."""
+
+    token: str
+    held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +301,11 @@ Event = (
     | LeaseAsked
     | LeaseReturned
     | PinRequested
+    | ResetRequested
+    | ComebackRefused
     | ReleaseRequested
     | ResumeRequested
+    | HoldLoads
     | Looked
     | IdleChecked
     | YieldWanted
@@ -375,13 +409,15 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Load a model again that was unloaded for another one, which then did not come up."""
+    """Load a model again: it was unloaded for another one that did not come up, or it failed (attempt above 0)."""
 
     name: str
     request: PlanRequest
     arguments: tuple[str, ...]
     pinned: bool
+    card: str | None
     reason: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,6 +584,15 @@ class PinDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetDone:
+    """Answer to a wish for a reset; the start itself follows."""
+
+    token: str
+    name: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseDone:
     """Answer to a release: what was unloaded."""
 
@@ -562,6 +607,13 @@ class ResumeDone:
 
     token: str
     was_released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadsHeld:
+    """Answer to HoldLoads."""
+
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,8 +634,10 @@ Reply = (
     | CancelDone
     | LeaseGiven
     | PinDone
+    | ResetDone
     | ReleaseDone
     | ResumeDone
+    | LoadsHeld
     | Failed
 )
 

@@ -83,6 +83,7 @@ def explain_view(
     learnt: Learnt,
     *,
     log_note: str = "",
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> ExplainView:
     """What a model was priced at, what its engine says of it, and what was measured.
 
@@ -93,6 +94,7 @@ def explain_view(
         log: what its engine wrote.
         learnt: what is known of earlier launches.
         log_note: why the log could not be read; empty where it could.
+        limits: that the kernel keeps its unit to, bytes by UUID of the card.
     """
     shares = [each for each in ledger.of(instance.run) if each.items] or _as_planned(instance, observation)
     cards = [share for share in shares if share.where != HOST or observation.on_host]
@@ -104,7 +106,7 @@ def explain_view(
         engine_version=instance.record.engine_version,
         evidence=weakest(instance.plan.quote) if instance.plan.quote.items else None,
         memories=tuple(
-            _memory(share, observation, log if not divided or share.where == HOST else MemoryLog())
+            _memory(share, observation, log if not divided or share.where == HOST else MemoryLog(), limits)
             for share in shares
         ),
         engine=tuple(
@@ -128,7 +130,9 @@ def _as_planned(instance: Instance, observation: Observation) -> list[Reservatio
     return made
 
 
-def _memory(share: Reservation, observation: Observation, log: MemoryLog) -> ExplainedMemoryView:
+def _memory(
+    share: Reservation, observation: Observation, log: MemoryLog, limits: Mapping[str, int]
+) -> ExplainedMemoryView:
     state = observation.of(share.where)
     measured = share.measured_bytes
     comparable = share.reserved_bytes - sum(i.bytes for i in share.items if i.name in TAKEN_LATER)
@@ -146,6 +150,7 @@ def _memory(share: Reservation, observation: Observation, log: MemoryLog) -> Exp
         measured_bytes=measured,
         charged_bytes=share.charged_bytes,
         held_bytes=held,
+        limit_bytes=limits.get(share.where),
         comparable_bytes=comparable,
         deviation_bytes=None if measured is None else measured - comparable,
         deviation=round(measured / comparable - 1, 4) if measured is not None and comparable > 0 else None,

@@ -1,41 +1,85 @@
-"""The events of this daemon's life: a bounded list with numbers, and subscribers."""
+"""The events: numbered, kept in memory and recorded, and told to subscribers."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from lllm3090d.errors import LlmError
+from lllm3090d.serving.event_table import EventTable, Numbers, row_of
 from lllm3090d.serving.instance import InstanceState
-from lllm3090d.wire import Event, EventKind
+from lllm3090d.serving.moments import now_text, now_us, time_text
+from lllm3090d.serving.recorder import Gap, Recorder
+from lllm3090d.wire import Actor, ActorKind, Event, EventKind
+
+__all__ = ["History", "Since", "now_text", "time_text"]
 
 KEPT_EVENTS = 2000
 # A subscriber that does not read is cut off, so that it cannot hold the daemon's memory.
 SUBSCRIBER_BACKLOG = 1000
+PAGE = 500
+MODEL_EVENTS = 5000  # of one model, that its runs are read from
+LONGEST_MESSAGE = 4000  # characters
+MOST_DETAILS_CHARACTERS = 32_000
+DAEMON = Actor(kind=ActorKind.DAEMON)
 
 
-def time_text(realtime_us: int) -> str:
-    """A moment in UTC, RFC 3339 with milliseconds; microseconds since 1970."""
-    moment = datetime.fromtimestamp(realtime_us / 1_000_000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Which of the past are wanted.
+
+    Attributes:
+        seq: only greater numbers.
+        from_us: none older, microseconds since 1970.
+        last: how many at most, the newest of them; None for all.
+    """
+
+    seq: int = 0
+    from_us: int = 0
+    last: int | None = None
 
 
-def now_text() -> str:
-    """The wall clock in UTC, RFC 3339 with milliseconds."""
-    return time_text(time.time_ns() // 1000)
+EVERYTHING = Since()
 
 
 class History:
-    """Numbered events, newest last."""
+    """Numbered events, newest last.
 
-    def __init__(self) -> None:
+    Args:
+        table: where they are recorded; None keeps them in memory alone.
+    """
+
+    def __init__(self, table: EventTable | None = None) -> None:
         self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._closed = False
         self._seq = 0
+        self._cause = DAEMON
+        self._table = table
+        self._recorder: Recorder | None = None
+
+    async def open(self) -> Numbers | None:
+        """Go on behind what was recorded, and record from now on; what the last daemon left."""
+        if self._table is None:
+            return None
+        self._recorder = Recorder(self._table, self._tell_gap)
+        numbers = await self._recorder.open()
+        self._seq = numbers.next - 1
+        self._events.extend(await self._recorder.read(self._table.newest, KEPT_EVENTS))
+        return numbers
+
+    @contextlib.contextmanager
+    def caused_by(self, actor: Actor) -> Iterator[None]:
+        """Who causes what is added meanwhile; for code that does not await."""
+        previous, self._cause = self._cause, actor
+        try:
+            yield
+        finally:
+            self._cause = previous
 
     def add(
         self,
@@ -47,23 +91,30 @@ class History:
         previous: InstanceState | None = None,
         message: str = "",
         details: dict[str, Any] | None = None,
+        actor: Actor | None = None,
     ) -> Event:
-        """Number an event, keep it, tell the subscribers."""
+        """Number an event, keep it, record it, tell the subscribers; never waits."""
         self._seq += 1
+        at_us = now_us()
         event = Event(
             seq=self._seq,
-            at=now_text(),
+            at=time_text(at_us),
             kind=kind,
             model=model,
             run=run,
             state=state,
             previous=previous,
-            message=message,
-            details=details or {},
+            actor=actor or self._cause,
+            message=message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "...",
+            details=_bounded(details or {}),
         )
         # Progress is news only while it happens; kept, it would push out what matters.
         if kind is not EventKind.PROGRESS:
             self._events.append(event)
+            if self._recorder is not None:
+                self._recorder.take(row_of(event, at_us))
+        elif self._recorder is not None:
+            self._recorder.numbered(event.seq)
         for queue in tuple(self._subscribers):
             if queue.qsize() < SUBSCRIBER_BACKLOG:
                 queue.put_nowait(event)
@@ -73,28 +124,121 @@ class History:
                 queue.put_nowait(None)
         return event
 
+    # --- reading ------------------------------------------------------------------------------------------------
+
     def since(self, seq: int) -> tuple[Event, ...]:
-        """Kept events with a greater number."""
+        """Events in memory with a greater number."""
         return tuple(event for event in self._events if event.seq > seq)
 
-    async def follow(self, seq: int) -> AsyncGenerator[Event, None]:
-        """Kept events with a greater number, then new ones as they come, until the history is closed."""
+    async def past(self, since: Since = EVERYTHING) -> AsyncGenerator[Event, None]:
+        """What has happened, as far as it is kept, oldest first."""
+        async with contextlib.aclosing(self._bounded_past(since, tuple(self._events))) as events:
+            async for event in events:
+                yield event
+
+    async def follow(self, since: Since | int = EVERYTHING) -> AsyncGenerator[Event, None]:
+        """What has happened, then new events as they come, until the history is closed."""
+        wanted = Since(seq=since) if isinstance(since, int) else since
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        past = self.since(seq)
+        in_memory = tuple(self._events)
         if self._closed:
             queue.put_nowait(None)
         else:
             self._subscribers.add(queue)
         try:
-            for event in past:
-                yield event
+            async with contextlib.aclosing(self._bounded_past(wanted, in_memory)) as events:
+                async for event in events:
+                    yield event
             while (new := await queue.get()) is not None:
                 yield new
         finally:
             self._subscribers.discard(queue)
+
+    async def of_model(self, model: str) -> tuple[Event, ...]:
+        """The events of a model, as far as they are kept, but changes between ready and busy in older ones."""
+        recorded = await self._read(lambda table: table.of_model(model, MODEL_EVENTS))
+        found = {event.seq: event for event in recorded}
+        found |= {event.seq: event for event in self._events if event.model == model}
+        return tuple(found[seq] for seq in sorted(found))
+
+    async def models(self) -> tuple[str, ...]:
+        """Names of all models that events are kept of."""
+        names = set(await self._read(lambda table: table.models()))
+        return tuple(sorted(names | {event.model for event in self._events if event.model is not None}))
+
+    def problem(self) -> LlmError | None:
+        """Why what happens is not recorded now; None where it is, or is not meant to be."""
+        return self._recorder.problem() if self._recorder is not None else None
+
+    async def _bounded_past(self, since: Since, in_memory: tuple[Event, ...]) -> AsyncGenerator[Event, None]:
+        if since.last is None:
+            async with contextlib.aclosing(self._whole_past(since, in_memory)) as events:
+                async for event in events:
+                    yield event
+            return
+        newest: deque[Event] = deque(maxlen=since.last)
+        async with contextlib.aclosing(self._whole_past(since, in_memory)) as events:
+            async for event in events:
+                newest.append(event)
+        for event in newest:
+            yield event
+
+    async def _whole_past(self, since: Since, in_memory: tuple[Event, ...]) -> AsyncGenerator[Event, None]:
+        before = in_memory[0].seq if in_memory else self._seq + 1
+        seq = since.seq
+        while page := await self._page(seq, before, since.from_us):
+            for event in page:
+                yield event
+            seq = page[-1].seq
+        earliest = time_text(since.from_us)
+        for event in in_memory:
+            if event.seq > since.seq and event.at >= earliest:
+                yield event
+
+    async def _page(self, seq: int, before: int, from_us: int) -> tuple[Event, ...]:
+        if seq >= before - 1:
+            return ()
+        return await self._read(lambda table: table.after(seq, before, from_us, PAGE))
+
+    async def _read(self, work: Callable[[EventTable], tuple[Any, ...]]) -> tuple[Any, ...]:
+        if self._recorder is None or self._table is None:
+            return ()
+        return await self._recorder.read(work, self._table)
+
+    # --- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End every subscription, and those that are still to come after the kept events."""
         self._closed = True
         for queue in self._subscribers:
             queue.put_nowait(None)
+
+    async def end(self) -> None:
+        """Record what is not yet recorded, and nothing from now on."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            await recorder.close()
+
+    def _tell_gap(self, gap: Gap) -> None:
+        self.add(
+            EventKind.GAP,
+            actor=DAEMON,
+            message=gap.text,
+            details={
+                "count": gap.count,
+                "first_seq": gap.first_seq,
+                "last_seq": gap.last_seq,
+                "from": time_text(gap.first_us),
+                "to": time_text(gap.last_us),
+            },
+        )
+
+
+def _bounded(details: dict[str, Any]) -> dict[str, Any]:
+    """Details that no event makes too large to keep; of those that would be, what is small."""
+    if len(repr(details)) <= MOST_DETAILS_CHARACTERS:
+        return details
+    small = {
+        key: value for key, value in details.items() if len(repr(value)) <= MOST_DETAILS_CHARACTERS // 16
+    }
+    return {**small, "left_out": sorted(details.keys() - small.keys())}

@@ -43,12 +43,15 @@ class JournalLine:
     message: str
 
 
-async def tail(identifier: str, lines: int, uid: int | None = None) -> tuple[JournalLine, ...]:
+async def tail(
+    identifier: str, lines: int, uid: int | None = None, *, since_us: int | None = None
+) -> tuple[JournalLine, ...]:
     """The last lines written under a syslog identifier, oldest first.
 
     Args:
         lines: how many at most, 0 to :data:`LINES_MAX`.
         uid: whose; None for our own user.
+        since_us: none older, microseconds since 1970.
 
     Raises:
         LlmError: LOGS_UNAVAILABLE.
@@ -57,7 +60,7 @@ async def tail(identifier: str, lines: int, uid: int | None = None) -> tuple[Jou
     _check(lines)
     if lines == 0:
         return ()
-    process = await _journalctl(lines, False, _by_identifier(identifier, uid))
+    process = await _journalctl(lines, False, _by_identifier(identifier, uid), since_us)
     try:
         output, errors = await process.communicate()
     finally:
@@ -69,20 +72,22 @@ async def tail(identifier: str, lines: int, uid: int | None = None) -> tuple[Jou
 
 
 async def follow(
-    identifier: str, lines: int = 0, uid: int | None = None
+    identifier: str, lines: int = 0, uid: int | None = None, *, since_us: int | None = None
 ) -> AsyncGenerator[JournalLine, None]:
     """The last lines, then each further one as it is written, until the iterator is closed.
 
     Args:
         lines: how many of those that are there already, 0 to :data:`LINES_MAX`.
         uid: whose; None for our own user.
+        since_us: none older, microseconds since 1970.
 
     Raises:
         LlmError: LOGS_UNAVAILABLE, also when journalctl ends.
         ValueError: ``lines`` out of range.
     """
     _check(lines)
-    async with contextlib.aclosing(_followed(lines, _by_identifier(identifier, uid))) as entries:
+    matches = _by_identifier(identifier, uid)
+    async with contextlib.aclosing(_followed(lines, matches, since_us)) as entries:
         async for entry in entries:
             yield _line(entry)
 
@@ -135,11 +140,15 @@ def _by_identifier(identifier: str, uid: int | None) -> tuple[str, str]:
     return f"SYSLOG_IDENTIFIER={identifier}", f"_UID={os.getuid() if uid is None else uid}"
 
 
-async def _journalctl(lines: int, follows: bool, matches: tuple[str, ...]) -> Process:
+async def _journalctl(
+    lines: int, follows: bool, matches: tuple[str, ...], since_us: int | None = None
+) -> Process:
     argv = ["journalctl", "--no-pager", "--all", "--output=json", f"--lines={lines}"]
     argv.append("--output-fields=MESSAGE,MESSAGE_ID,SYSLOG_IDENTIFIER")
     if follows:
         argv.append("--follow")
+    if since_us is not None:
+        argv.append(f"--since=@{since_us // 1_000_000}.{since_us % 1_000_000:06d}")
     try:
         return await asyncio.create_subprocess_exec(
             *argv, *matches, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, limit=LINE_BYTES_MAX
@@ -152,8 +161,10 @@ async def _journalctl(lines: int, follows: bool, matches: tuple[str, ...]) -> Pr
         ) from error
 
 
-async def _followed(lines: int, matches: tuple[str, ...]) -> AsyncGenerator[dict[str, Any], None]:
-    process = await _journalctl(lines, True, matches)
+async def _followed(
+    lines: int, matches: tuple[str, ...], since_us: int | None = None
+) -> AsyncGenerator[dict[str, Any], None]:
+    process = await _journalctl(lines, True, matches, since_us)
     assert process.stdout is not None and process.stderr is not None  # noqa: S101 - both are pipes, for mypy
     # journalctl says little there, but a full pipe would stop it.
     errors = asyncio.create_task(process.stderr.read())

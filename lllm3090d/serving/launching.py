@@ -92,6 +92,8 @@ def launched(
         extra=extra,
         inherited=policy.inherited_environment,
         sight=seen,
+        reasoning=policy.reasoning,
+        reasoning_words=event.ruled.reasoning if event.ruled else (),
     )
     shares = shares_of(plan, decision.cards, observation.card.kind)
     record = Record.of(
@@ -111,6 +113,7 @@ def launched(
         memory_max=memory_max_bytes(plan, observation.card.kind),
         stop_timeout_s=policy.stop_timeout_s,
         inherited=policy.inherited_environment,
+        log_files_dir=policy.log_files_dir,
     )
     return Launched(record, spec, shares, launch.argv, variables(seen))
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from lllm3090d.bus.unit_status import UnitStatus
-from lllm3090d.engines.memory_errors import OUT_OF_DEVICE_MEMORY
+from lllm3090d.engines.crash_causes import OUT_OF_DEVICE_MEMORY
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.calibration import Measurement, comparable_bytes, deviation, deviation_limit_bytes
 from lllm3090d.planning.units import mib_text
@@ -175,7 +175,9 @@ class Lives:
                 self._do(TellDeviation(instance.name, instance.run, each.where, expected, seen, text))
 
     def _is_ready(self, instance: Instance) -> None:
-        instance.ready_since_s = instance.last_used_s = self.clock()
+        instance.ready_since_s = self.clock()
+        # What a sleep interrupted was not used by being loaded again.
+        instance.last_used_s = instance.ready_since_s - instance.idle_before_s
         self._ask_for_tier(instance)
         self._has_changed = True  # a model that serves may be evicted, one that loads may not
 

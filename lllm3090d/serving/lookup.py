@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lllm3090d.checkpoints.catalogue import MeasuredSpeed
 from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.cursor import printable
 from lllm3090d.checkpoints.facts import CheckpointFacts, FactsCache, ProjectorFacts
@@ -53,7 +54,7 @@ class FoundUnruled:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """Everything slow that a plan needs."""
+    """Everything slow that a plan needs; ``speeds`` were measured with this very file."""
 
     checkpoint: Checkpoint
     facts: CheckpointFacts | UnruledModel
@@ -61,6 +62,7 @@ class LookedUp:
     capabilities: Capabilities
     projector: ProjectorFacts | None = None
     drafter: Drafter | None = None
+    speeds: tuple[MeasuredSpeed, ...] = ()
 
 
 class Lookup:
@@ -214,7 +216,16 @@ class Lookup:
         build, capabilities = self.engine()
         if isinstance(found, FoundUnruled):
             return LookedUp(found.checkpoint, found.unruled, build, capabilities)
-        return LookedUp(found.checkpoint, found.facts, build, capabilities, found.projector, found.drafter)
+        entry = known_models(self._settings()).entry_of(found.checkpoint)
+        return LookedUp(
+            found.checkpoint,
+            found.facts,
+            build,
+            capabilities,
+            found.projector,
+            found.drafter,
+            entry.speeds if entry is not None else (),
+        )
 
     def _header(self, path: Path) -> GgufHeader:
         with self._lock:

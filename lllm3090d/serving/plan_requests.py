@@ -14,6 +14,7 @@ class LoadWish:
 
     Attributes:
         card: UUID, PCI address or number of the only card that it may be on.
+        idle_s: how long it had not been used, of a model that is loaded again after a sleep.
     """
 
     request: PlanRequest = field(default_factory=PlanRequest)
@@ -24,6 +25,8 @@ class LoadWish:
     pinned: bool = False
     may_evict: bool = True
     may_wait: bool = True
+    attempt: int = 0
+    idle_s: float = 0.0
 
 
 def load_wish(body: LoadBody) -> LoadWish:

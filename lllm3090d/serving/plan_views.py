@@ -18,6 +18,8 @@ from lllm3090d.planning.request import ProjectorPlace
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.planning.smallest_card import SmallestCard
 from lllm3090d.planning.speeds import ShownSpeed
+from lllm3090d.planning.tier_choice import Candidate
+from lllm3090d.planning.tiering import chosen_of
 from lllm3090d.planning.verdict import agent_ready, agent_remarks, concurrent_subagents, verdict
 from lllm3090d.serving.empty_card import EmptyCard
 from lllm3090d.serving.views import path_text
@@ -38,6 +40,7 @@ from lllm3090d.wire_plans import (
     SpeedView,
     StretchView,
     TierView,
+    TierWayView,
 )
 
 _WORST_FIRST = tuple(reversed(Evidence))
@@ -136,13 +139,7 @@ def plan_view(
         )
         if rope
         else None,
-        tier=TierView(
-            card_tokens=plan.tier.line_tokens,
-            host_bytes=plan.tier.sizes.host_bytes,
-            tail_draft_tokens=plan.tier.draft_tail_tokens,
-        )
-        if plan.tier
-        else None,
+        tier=_tier_view(plan),
         card=insight.card if insight else None,
         alternatives=tuple(map(_alternative_view, insight.alternatives)) if insight else (),
         smallest_card=_smallest_view(insight.smallest) if insight and insight.smallest else None,
@@ -242,6 +239,38 @@ def _placement_view(plan: Plan) -> PlacementView:
         layers_on_card=layers.layers_on_card,
         expert_layers_on_host=layers.expert_layers_on_host,
         cache_on_host=layers.cache_on_host,
+    )
+
+
+def _tier_view(plan: Plan) -> TierView | None:
+    """Where the cache is divided, and what is predicted of it; of an adopted launch nothing is."""
+    if plan.tier is None:
+        return None
+    way = chosen_of(plan.ways)
+    return TierView(
+        card_tokens=plan.tier.line_tokens,
+        host_bytes=plan.tier.sizes.host_bytes,
+        tail_draft_tokens=plan.tier.draft_tail_tokens,
+        end_tokens_per_s=way.end_tokens_per_s if way else None,
+        half_tokens_per_s=way.half_tokens_per_s if way else None,
+        speed=way.speed if way else None,
+        ways=tuple(map(_way_view, plan.ways)),
+    )
+
+
+def _way_view(way: Candidate) -> TierWayView:
+    return TierWayView(
+        way=way.way,
+        fits=way.fits,
+        cache_type=way.offer.cache_type,
+        context_tokens=way.offer.context_tokens,
+        card_tokens=way.offer.line_tokens,
+        card_bytes=way.cost.card_bytes if way.cost else None,
+        host_bytes=way.cost.host_bytes if way.cost else None,
+        end_tokens_per_s=way.end_tokens_per_s,
+        half_tokens_per_s=way.half_tokens_per_s,
+        speed=way.speed or None,
+        reasons=way.reasons,
     )
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lllm3090d.engines.tier_flags import ReasoningRules
 from lllm3090d.planning.compute import Margins
 from lllm3090d.planning.planner import PlanPolicy
 from lllm3090d.planning.reserves import ReservePolicy
+from lllm3090d.serving.restarts import RestartPolicy
 from lllm3090d.settings import Settings
 
 
@@ -25,8 +27,11 @@ class Policy:
         extra_arguments: of a person for the engine, by name of a model.
         queue_timeout_s: how long a load waits for room.
         least_residency_s: how long a model stays at least once it is ready.
+        restarts: how patient to be with models that end by themselves; None where nothing is started again.
         serve_smaller: a context that was asked for and does not fit may be smaller, down to an agent's window.
         least_idle_s: how long a model must have been idle before it may go for another one.
+        reasoning: what engines that can do with what clients say about it.
+        log_files_dir: where each engine writes its log; None for the journal.
     """
 
     plan: PlanPolicy
@@ -39,9 +44,14 @@ class Policy:
     least_residency_s: float = 30.0
     least_idle_s: float = 5.0
     serve_smaller: bool = False
+    restarts: RestartPolicy | None = None
+    reasoning: ReasoningRules = field(default_factory=ReasoningRules)
+    log_files_dir: Path | None = None
 
 
-def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> Policy:
+def policy_of(
+    settings: Settings, inherited_environment: Mapping[str, str], log_files_dir: Path | None = None
+) -> Policy:
     """What the settings say to the scheduler."""
     return Policy(
         plan=PlanPolicy(
@@ -71,4 +81,7 @@ def policy_of(settings: Settings, inherited_environment: Mapping[str, str]) -> P
         least_residency_s=settings.least_residency_s,
         least_idle_s=settings.least_idle_s,
         serve_smaller=settings.serve_smaller,
+        restarts=RestartPolicy() if settings.restart_failed else None,
+        reasoning=settings.reasoning,
+        log_files_dir=log_files_dir,
     )

@@ -22,7 +22,7 @@ from lllm3090d.planning.planner import Features, Plan, Planner, Room
 from lllm3090d.planning.request import option_of
 from lllm3090d.planning.reserves import Budget, host_reserve_bytes
 from lllm3090d.planning.smallest_card import SmallestCard, smallest_card
-from lllm3090d.planning.speeds import shown_speed
+from lllm3090d.planning.speeds import predicting, shown_speed
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import held_now
@@ -155,6 +155,7 @@ class Previews:
             policy, cards = daemon.scheduler.policy, daemon.observe()
             event = await learnt(_event(body, model, engine), daemon.lookup.learning, policy, cards)
             question = self._here(body, model, engine, event)
+        question = _predicting(question, known)
         if known.problem is not None:
             question = replace(question, notes=(*question.notes, _left_out(known.problem)))
         if body.check:
@@ -214,10 +215,15 @@ class Previews:
         backend = question.planner.features.backend
         if question.planner.card_kind is CardKind.CPU:
             backend = Backend.CPU
-        here = not question.view.empty and backend is engine.capabilities.backend
+        several = len(self._daemon.observe().cards) > 1
+        here = not question.view.empty and backend is engine.capabilities.backend and not several
         free = question.budget.live_bytes if here and backend is not Backend.CPU else None
         asked = Asked(
-            engine.build, engine.capabilities, backend, free, "" if here else _aside(question.card)
+            engine.build,
+            engine.capabilities,
+            backend,
+            free,
+            "" if here else _aside(question.card, several=several),
         )
         return lambda plan: self._checks.check(question.model, asked, plan)
 
@@ -361,6 +367,8 @@ class Previews:
             extra=extra,
             inherited=self._daemon.scheduler.policy.inherited_environment,
             sight=seen,
+            reasoning=self._daemon.scheduler.policy.reasoning,
+            reasoning_words=model.facts.reasoning if isinstance(model, FoundModel) else (),
         )
         return launch.argv
 
@@ -385,6 +393,16 @@ def _event(body: PlanBody, model: FoundModel | FoundUnruled, engine: _Engine) ->
         projector=ruled.projector if ruled else None,
         drafter=ruled.drafter if ruled else None,
         arguments=body.arguments,
+    )
+
+
+def _predicting(question: _Question, known: KnownModels) -> _Question:
+    """The same question, with speeds of the very file on this card, from which a tier's is predicted."""
+    entry, planner = known.entry_of(question.model.checkpoint), question.planner
+    speeds = entry.speeds if entry is not None else ()
+    return replace(
+        question,
+        planner=replace(planner, features=predicting(planner.features, speeds, question.card.profile)),
     )
 
 
@@ -519,9 +537,11 @@ def _fits_headless(question: _Question) -> bool:
     return True
 
 
-def _aside(card: EmptyCard) -> str:
+def _aside(card: EmptyCard, *, several: bool) -> str:
     """Why an engine is not asked on the card of a plan."""
-    if card.present:
+    if card.present and several:
+        why = "a dry run would be on all cards"
+    elif card.present:
         why = "the card is not as the plan has it"
     else:
         known = card.profile.id not in NAMELESS_IDS

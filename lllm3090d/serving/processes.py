@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lllm3090d.gpus.sysfs import SYSTEM, Roots
+from lllm3090d.serving.load_watch import LoadCounters
 from lllm3090d.serving.observation import RunProcesses
 from lllm3090d.serving.readiness import cgroups_of
 
@@ -104,6 +105,36 @@ def host_memory_of(run: RunProcesses, roots: Roots = SYSTEM) -> ProcessMemory | 
         memory for pid in pids_of(run, roots) if (memory := process_memory(pid, roots.proc)) is not None
     ]
     return sum(found, ProcessMemory(0, 0)) if found else None
+
+
+def load_counters_of(run: RunProcesses, roots: Roots = SYSTEM) -> LoadCounters:
+    """What all processes of a run have read, written and hold in host memory; None of what nobody may see.
+
+    A process that has ended takes its figures with it, so a sum may fall.
+    """
+    found = [
+        counters for pid in pids_of(run, roots) if (counters := process_io(pid, roots.proc)) is not None
+    ]
+    memory = host_memory_of(run, roots)
+    resident = None if memory is None else memory.resident_bytes
+    if not found:
+        return LoadCounters(resident_bytes=resident)
+    return LoadCounters(
+        read_bytes=sum(each.read_bytes or 0 for each in found),
+        disk_bytes=sum(each.disk_bytes or 0 for each in found),
+        written_bytes=sum(each.written_bytes or 0 for each in found),
+        resident_bytes=resident,
+    )
+
+
+def process_io(pid: int, proc: Path = SYSTEM.proc) -> LoadCounters | None:
+    """What a process has read and written (proc_pid_io(5)); None when it is gone, or of another user."""
+    try:
+        text = (proc / str(pid) / "io").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    values = {name: int(value) for name, _, value in (line.partition(":") for line in text.splitlines())}
+    return LoadCounters(values.get("rchar"), values.get("read_bytes"), values.get("wchar"))
 
 
 def identity_of(pid: int, proc: Path = SYSTEM.proc) -> Identity | None:

@@ -8,8 +8,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from lllm3090d.serving.load_watch import LoadCounters, LoadLimits, LoadTrack, LoadVerdict
 
 HEALTH_REQUEST = b"GET /health HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n"
 # Asking costs the engine a connection: often while a small model loads, seldom while a large one does.
@@ -88,7 +90,7 @@ async def _health(path: Path, control_group: str) -> Health:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a load is: bytes the engine holds, seconds since the watch began and since the last growth."""
+    """How far a load is: bytes the engine holds, seconds since the watch began and since the last progress."""
 
     resident_bytes: int
     elapsed_s: float
@@ -100,34 +102,36 @@ async def wait_until_ready(
     control_group: Callable[[], str],
     resident_bytes: Callable[[], int],
     on_progress: Callable[[Progress], None],
-    stall_timeout_s: float,
-) -> bool:
-    """Wait for the engine; True when ready, False when the load made no progress for too long.
+    *,
+    limits: LoadLimits,
+    counters: Callable[[], LoadCounters] = LoadCounters,
+) -> LoadVerdict | None:
+    """Wait for the engine; None when it is ready, else why it was given up.
 
-    Progress is growth of what the engine holds. Cancel it when the unit ends: a death is systemd's news.
+    Progress is growth of what the engine holds, or of what it has read and written. Cancel it when the unit ends: a
+    death is systemd's news.
 
     Args:
         path: the engine's socket.
         control_group: the unit's cgroup; asked each time, since it is known only once the unit has started.
         resident_bytes: what the engine holds now; asked at most every PROGRESS_INTERVAL_S.
         on_progress: told whenever it was asked.
-        stall_timeout_s: seconds without growth after which the load is given up.
+        limits: when the load is given up.
+        counters: what else the engine has done, asked as often; by default nobody can tell.
     """
-    began = grew = time.monotonic()
-    reported = began
-    highest = 0
+    began = time.monotonic()
+    track = LoadTrack.start(began)
     while True:
         if await health(path, control_group()) is Health.READY:
-            return True
+            return None
         now = time.monotonic()
-        if now - reported >= PROGRESS_INTERVAL_S:
-            reported = now
+        if now - track.seen_s >= PROGRESS_INTERVAL_S:
             resident = resident_bytes()
-            if resident > highest:
-                highest, grew = resident, now
-            on_progress(Progress(resident, now - began, now - grew))
-            if now - grew > stall_timeout_s:
-                return False
+            track = track.after(now, replace(counters(), device_bytes=resident))
+            on_progress(Progress(resident, track.elapsed_s, track.idle_s))
+            verdict = track.verdict(limits)
+            if verdict is not LoadVerdict.GOES_ON:
+                return verdict
         await asyncio.sleep(
             min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, (now - began) * INTERVAL_FRACTION))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 from lllm3090d.errors import ErrorCode, LlmError
@@ -105,6 +106,16 @@ def no_room_now(name: str, why: str) -> LlmError:
     )
 
 
+def nothing_to_reset(name: str) -> LlmError:
+    """The error for a reset of a model that did not fail, and does not run."""
+    return LlmError(
+        ErrorCode.NOT_LOADED,
+        f"{name} is not among the models that run or have failed",
+        hint=f"Load it: lllm3090ctl load {shlex.quote(name)}",
+        name=name,
+    )
+
+
 def card_released() -> LlmError:
     """The error for a load while the card is given away."""
     return LlmError(
@@ -120,6 +131,15 @@ def released_meanwhile() -> LlmError:
         ErrorCode.LOAD_CANCELLED,
         "everything was unloaded before it was ready: somebody released the card",
         hint="Load it again. See who did: lllm3090ctl events",
+    )
+
+
+def asleep() -> LlmError:
+    """What the client of a load is told that was under way when the machine went to sleep."""
+    return LlmError(
+        ErrorCode.LOAD_CANCELLED,
+        "the machine goes to sleep, and everything was unloaded before it was ready",
+        hint="It is loaded again after the return, unless the setting suspend is stop. See: lllm3090ctl status",
     )
 
 

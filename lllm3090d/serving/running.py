@@ -50,10 +50,18 @@ class Instance:
     released_bytes: int = 0
     # Never a victim of an eviction.
     pinned: bool = False
+    # The only card that it may be on, by UUID; None where that was left open, or nobody remembers.
+    card: str | None = None
+    # The only card that its load allowed; None where it left the choice, or nobody knows any more.
+    card_asked: str | None = None
+    # How long it had not been used when it was unloaded for a sleep.
+    idle_before_s: float = 0.0
     # Who uses it or is about to: never a victim while there is one.
     leases: set[str] = field(default_factory=set)
     # Whether a request was in flight when it was last asked; None where it does not tell.
     busy: bool | None = None
+    # It was asked whether it is idle, and did not tell.
+    is_silent: bool = False
     served_tokens: int | None = None
     # On the scheduler's clock; None before it was ready.
     ready_since_s: float | None = None
@@ -66,6 +74,15 @@ class Instance:
     load_peak: Mapping[str, int] = field(default_factory=dict)
     # What strangers held of its card when it was admitted.
     foreign_bytes: int = 0
+    # Further ones of its load, word by word as they were given; None of one that was adopted.
+    arguments: tuple[str, ...] | None = None
+    # Which start in a row this is after an end that nobody wanted; 0 for one that somebody asked for.
+    attempt: int = 0
+    # Of one that failed: when it is started again, on the scheduler's clock, and as which attempt.
+    retry_at_s: float | None = None
+    next_attempt: int = 0
+    # Of one that stays down: what a person can do.
+    way_out: str = ""
     # What was unloaded for it, and is loaded again should it not come up.
     evicted: list[Evicted] = field(default_factory=list)
 
@@ -78,6 +95,13 @@ class Instance:
     def run(self) -> str:
         """Identity of the launch."""
         return self.record.run
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Further arguments with which it can be asked for again; of an adopted one as its record tells them."""
+        if self.arguments is not None:
+            return self.arguments
+        return tuple(word for text in self.record.arguments for word in text.split(" ", 1))
 
     @property
     def unit(self) -> str:
@@ -93,6 +117,7 @@ class Evicted:
     request: PlanRequest
     arguments: tuple[str, ...]
     pinned: bool = False
+    card: str | None = None
 
 
 @dataclass(slots=True)

@@ -8,27 +8,30 @@ Those who wait are served in the order of their coming; what serves already need
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from lllm3090d.checkpoints.unruled import UnruledModel
-from lllm3090d.engines.arguments import features
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.planner import Planner
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import Rooms, foreign_bytes, rooms
 from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait, room_for, usable_cards
+from lllm3090d.serving.comebacks import Comebacks
 from lllm3090d.serving.events import (
     Activity,
     Admitted,
     CancelDone,
     CancelRequested,
     CheckIdle,
+    ComebackRefused,
     Effect,
     EngineReady,
     Event,
     Failed,
+    HoldLoads,
     IdleChecked,
     Joined,
     KeepPin,
@@ -38,6 +41,7 @@ from lllm3090d.serving.events import (
     LeaseReturned,
     LoadDone,
     LoadRequested,
+    LoadsHeld,
     LoadStalled,
     LookAgain,
     Looked,
@@ -49,6 +53,8 @@ from lllm3090d.serving.events import (
     Queued,
     ReleaseDone,
     ReleaseRequested,
+    ResetDone,
+    ResetRequested,
     Restore,
     ResumeDone,
     ResumeRequested,
@@ -71,7 +77,9 @@ from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.launching import calibration_for, key_of, launched, was_measured
 from lllm3090d.serving.lives import Lives
+from lllm3090d.serving.load_features import load_features
 from lllm3090d.serving.policy import Policy
+from lllm3090d.serving.restarts import Latch
 from lllm3090d.serving.running import Evicted, Instance, Releasing
 from lllm3090d.serving.unruled import OfferedPlan
 from lllm3090d.serving.waiting import Waiting
@@ -79,6 +87,7 @@ from lllm3090d.serving.waiting import Waiting
 S = InstanceState
 # How often those who wait are looked at while only time, or somebody outside, can help them.
 LOOK_INTERVAL_S = 1.0
+WAKING = "the machine to wake up"
 
 
 class Scheduler(Lives):
@@ -87,6 +96,8 @@ class Scheduler(Lives):
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(policy, clock)
         self.released = False  # the card was given away until somebody resumes
+        self._comebacks = Comebacks(lambda: self.policy.restarts, clock)
+        self.asleep = False  # the machine goes to sleep, or sleeps: loads wait
         self._waiting: list[Waiting] = []
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -114,10 +125,14 @@ class Scheduler(Lives):
         return self.budgets(observation)[observation.card.uuid]
 
     def next_attention_s(self) -> float | None:
-        """When those who wait must be looked at again, on the clock; None where nobody waits."""
-        if not self._waiting:
+        """When those who wait or have failed must be looked at again, on the clock; None where there is none."""
+        if self.asleep:
             return None
-        return min([self.clock() + LOOK_INTERVAL_S, *(each.deadline_s for each in self._waiting)])
+        comeback = None if self.released else self._comebacks.next_s(self._instances.values())
+        moments = [] if comeback is None else [comeback]
+        if self._waiting:
+            moments += [self.clock() + LOOK_INTERVAL_S, *(each.deadline_s for each in self._waiting)]
+        return min(moments, default=None)
 
     def planner(self, event: LoadRequested, observation: Observation, room: Rooms | None = None) -> Planner:
         """The question that a load puts to the planner, for all cards that it may be on.
@@ -133,7 +148,7 @@ class Scheduler(Lives):
             facts=event.facts,
             request=asked_of(event, extra),
             policy=extra.policy(self.policy.plan),
-            features=features(event.capabilities, observation.card, observation.host),
+            features=load_features(event, observation),
             card_kind=observation.card.kind,
             room=room_for(event, observation, given),
             projector=event.projector,
@@ -179,67 +194,46 @@ class Scheduler(Lives):
             else:
                 self._on_looked(event, observation)
         else:
-            self._on_request(event)
+            self._handlers()[type(event)](event)
         if self._has_changed and self._waiting:
             self._do(LookAgain())
         return self._effects
 
-    def _on_request(self, event: Event) -> None:
-        match event:
-            case UnloadRequested():
-                self._on_unload(event)
-            case CancelRequested():
-                self._on_cancel(event)
-            case LeaseAsked():
-                self._on_lease_asked(event)
-            case LeaseReturned():
-                self._on_lease_returned(event)
-            case PinRequested():
-                self._on_pin(event)
-            case ReleaseRequested():
-                self._on_release(event)
-            case ResumeRequested():
-                self._on_resume(event)
-            case IdleChecked():
-                self._on_idle_checked(event)
-            case YieldWanted():
-                self._on_yield(event)
-            case _:
-                self._on_news(event)
-
-    def _on_news(self, event: Event) -> None:  # one branch for each kind of news
-        match event:
-            case StartFinished():
-                self._on_start_finished(event)
-            case UnitSeen():
-                self._on_unit_seen(event.status)
-            case UnitVanished():
-                self._on_unit_vanished(event)
-            case EngineReady():
-                self._on_engine_ready(event)
-            case TakesMore():
-                self.ledger.saw(event.run, event.held)
-            case Verified():
-                self._on_verified(event)
-            case LoadStalled():
-                self._on_load_stalled(event)
-            case TierChecked():
-                self._on_tier_checked(event)
-            case StopFinished():
-                self._on_stop_finished(event)
-            case PostMortemRead():
-                self._on_post_mortem(event)
-            case MemoryReleased():
-                self._on_memory_released(event)
-            case UnitAdopted():
-                self._on_adopted(event)
+    def _handlers(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """What is done about each kind of event that needs no reading."""
+        return {
+            UnloadRequested: self._on_unload,
+            CancelRequested: self._on_cancel,
+            LeaseAsked: self._on_lease_asked,
+            LeaseReturned: self._on_lease_returned,
+            PinRequested: self._on_pin,
+            ResetRequested: self._on_reset,
+            ReleaseRequested: self._on_release,
+            ResumeRequested: self._on_resume,
+            HoldLoads: self._on_hold_loads,
+            IdleChecked: self._on_idle_checked,
+            YieldWanted: self._on_yield,
+            ComebackRefused: self._on_comeback_refused,
+            StartFinished: self._on_start_finished,
+            UnitSeen: lambda event: self._on_unit_seen(event.status),
+            UnitVanished: self._on_unit_vanished,
+            EngineReady: self._on_engine_ready,
+            TakesMore: lambda event: self.ledger.saw(event.run, event.held),
+            Verified: self._on_verified,
+            LoadStalled: self._on_load_stalled,
+            TierChecked: self._on_tier_checked,
+            StopFinished: self._on_stop_finished,
+            PostMortemRead: self._on_post_mortem,
+            MemoryReleased: self._on_memory_released,
+            UnitAdopted: self._on_adopted,
+        }
 
     # --- loads --------------------------------------------------------------------------------------------------
 
     def _on_load(self, event: LoadRequested, observation: Observation) -> None:
         """Decide a load.
 
-        1. The card was given away: refuse.
+        1. The card was given away: refuse. The machine goes to sleep: wait for its return.
         2. The model serves or is on its way up: answer, or join, if it has what was asked for; else refuse.
         3. It is on its way down: wait until it is gone, then decide again; one that does not stop is not waited for.
         4. Others wait for room: wait behind them, unless it could never fit.
@@ -247,11 +241,13 @@ class Scheduler(Lives):
         """
         if self.released:
             self._do(Failed(event.token, refusals.card_released()))
+        elif self.asleep:
+            self._wait_asleep(event)
         elif not self._served_by_what_runs(event):
             if self._waiting:
                 self._wait_in_line(event, observation)
             else:
-                self._waiting.append(self._entry(event, "room"))
+                self._waiting.append(self._entry(event, ""))
                 self._advance(observation)
 
     def _served_by_what_runs(self, event: LoadRequested) -> bool:
@@ -307,6 +303,14 @@ class Scheduler(Lives):
             self._waiting.append(self._entry(event, f"its turn, after {first.name}"))
             self._do(Queued(event.token, event.checkpoint.name, self._waiting[-1].why))
 
+    def _wait_asleep(self, event: LoadRequested) -> None:
+        """Until the machine wakes up; then it is decided as any other."""
+        if not event.may_wait:
+            self._do(Failed(event.token, refusals.no_room_now(event.checkpoint.name, WAKING)))
+            return
+        self._waiting.append(self._entry(event, WAKING))
+        self._do(Queued(event.token, event.checkpoint.name, WAKING))
+
     def _decider(self, observation: Observation) -> Decider:
         return Decider(
             observation=observation,
@@ -320,12 +324,30 @@ class Scheduler(Lives):
     # --- the queue ----------------------------------------------------------------------------------------------
 
     def _on_looked(self, event: Looked, observation: Observation) -> None:
+        by_run = {each.run: each for each in self._instances.values()}
         for run, seen in event.activity.items():
-            instance = self.by_run(run)
+            instance = by_run.get(run)
             if instance is not None and instance.state in SERVING:
                 self._see_activity(instance, seen)
-        self._time_out()
+        if not self.asleep:
+            self._time_out()
+            self._come_back()
         self._advance(observation)
+
+    def _come_back(self) -> None:
+        """Start again what failed and is due."""
+        for each in () if self.released else self._comebacks.due(self._instances.values()):
+            self._start_again(each, f"start {each.next_attempt} in a row after it ended by itself")
+
+    def _start_again(self, instance: Instance, reason: str) -> None:
+        asked = instance.record.asked
+        if asked is not None:
+            attempt = max(1, instance.next_attempt)
+            self._do(
+                Restore(
+                    instance.name, asked, instance.words, instance.pinned, instance.card, reason, attempt
+                )
+            )
 
     def _see_memory(self, observation: Observation) -> None:
         """Charge what an engine is seen to hold, where that is more than it was promised."""
@@ -340,6 +362,7 @@ class Scheduler(Lives):
         if seen.busy or grown or (instance.busy and seen.busy is False):
             self._used(instance)
         instance.busy = seen.busy
+        instance.is_silent = instance.is_silent and seen.busy is None
         instance.served_tokens = seen.served_tokens
         if instance.state in {S.READY, S.BUSY}:
             state = S.BUSY if seen.busy else S.READY
@@ -362,8 +385,8 @@ class Scheduler(Lives):
         self._has_changed = True
 
     def _advance(self, observation: Observation) -> None:
-        """Serve those who wait, in order, for as long as the first one can be served."""
-        while self._waiting:
+        """Serve those who wait, in order, for as long as the first one can be served; nobody before a sleep."""
+        while self._waiting and not self.asleep:
             head = self._waiting[0]
             if self._served_by_what_runs(head.event):
                 self._waiting.remove(head)
@@ -426,9 +449,10 @@ class Scheduler(Lives):
         victims = [each for each in map(self.by_run, runs) if each is not None]
         for victim in victims:
             if victim.run in event.busy:
+                victim.is_silent = victim.busy is None
                 victim.busy = True
                 self._used(victim)
-        if all(self._may_go(victim, event.busy) for victim in victims):
+        if not self.asleep and all(self._may_go(victim, event.busy) for victim in victims):
             for victim in victims:
                 self._evict(victim, head)
         self._has_changed = True
@@ -441,7 +465,7 @@ class Scheduler(Lives):
         head.evicting.add(victim.run)
         asked = victim.record.asked
         if asked is not None:
-            head.evicted.append(Evicted(victim.name, asked, victim.record.arguments, victim.pinned))
+            head.evicted.append(Evicted(victim.name, asked, victim.words, victim.pinned, victim.card))
         self._go(victim, "load", f"makes room for {head.name}")
 
     def _go(self, victim: Instance, cause: str, reason: str) -> None:
@@ -450,12 +474,35 @@ class Scheduler(Lives):
 
     def _restore(self, evicted: list[Evicted], reason: str) -> None:
         for each in evicted:
-            self._do(Restore(each.name, each.request, each.arguments, each.pinned, reason))
+            self._do(Restore(each.name, each.request, each.arguments, each.pinned, each.card, reason))
         evicted.clear()
 
     def _after_the_end(self, instance: Instance) -> None:
-        if instance.failure is not None:
-            self._restore(instance.evicted, f"{instance.name} did not come up")
+        if instance.state is S.FAILED and not instance.unloaders:
+            self._latch(instance, self._comebacks.ended(instance))
+        # What went for it and was of use is no longer remembered.
+        self._restore(instance.evicted, f"{instance.name} did not come up")
+
+    def _latch(self, instance: Instance, latch: Latch | None) -> None:
+        if latch is not None:
+            instance.way_out = latch.way_out
+            self._move(instance, S.LATCHED, latch.reason)
+
+    def _on_comeback_refused(self, event: ComebackRefused) -> None:
+        instance = self._instances.get(event.name)
+        if instance is not None and instance.state is S.FAILED:
+            self._latch(instance, self._comebacks.refused(instance, event.error))
+
+    def _on_reset(self, event: ResetRequested) -> None:
+        instance = self._instances.get(event.name)
+        if instance is None or instance.record.asked is None:
+            self._do(Failed(event.token, refusals.nothing_to_reset(event.name)))
+            return
+        self._comebacks.forget(event.name)
+        if instance.state in ENDED:
+            instance.retry_at_s, instance.next_attempt = None, 1
+            self._start_again(instance, "reset by a person")
+        self._do(ResetDone(event.token, event.name, instance.run))
 
     # --- admission ----------------------------------------------------------------------------------------------
 
@@ -476,13 +523,19 @@ class Scheduler(Lives):
             plan=decision.plan,
             state=S.PLANNED,
             waiters=[event.token],
+            arguments=event.arguments,
             evicted=list(head.evicted),
+            attempt=event.attempt,
+            card=event.card,
             key=key_of(event, decision, made.record.arguments),
             foreign_bytes=foreign_bytes(state, self.ledger) if state is not None else 0,
         )
         instance.is_measured = was_measured(event, instance.key)
+        instance.card_asked, instance.idle_before_s = event.card, event.idle_s
         if event.lease:
             instance.leases.add(event.token)
+        if not event.attempt:
+            self._comebacks.forget(instance.name)
         self._instances[instance.name] = instance
         self._do(Admitted(event.token, event.run, event.facts, decision.budget, made.argv, made.environment))
         if event.pinned:
@@ -496,6 +549,7 @@ class Scheduler(Lives):
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)
         waited = self._cancel_waiting(event.name)
+        self._comebacks.forget(event.name)
         if instance is None:
             if waited is None:
                 self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
@@ -587,14 +641,18 @@ class Scheduler(Lives):
             self.released = True
             self._do(KeepReleased(released=True))
         error = refusals.card_released() if event.until_resume else refusals.released_meanwhile()
-        for entry in tuple(self._waiting):
+        reason = "the card was asked for"
+        if event.for_sleep:
+            error, reason = refusals.asleep(), "the machine goes to sleep"
+        for entry in () if event.for_sleep else tuple(self._waiting):
             self._waiting.remove(entry)
             self._do(Failed(entry.token, error))
         for instance in self._instances.values():
-            self._cancel_successors(instance, error)
+            if not event.for_sleep:
+                self._cancel_successors(instance, error)
             instance.evicted.clear()
             if instance.state in SERVING | ON_THE_WAY_UP:
-                self._stop(instance, "the card was asked for", error)
+                self._stop(instance, reason, error)
         going = [i for i in self._instances.values() if i.state in ON_THE_WAY_DOWN - {S.STUCK}]
         if going:
             names = tuple(instance.name for instance in going)
@@ -609,8 +667,15 @@ class Scheduler(Lives):
             self._do(KeepReleased(released=False))
         self._do(ResumeDone(event.token, was))
 
+    def _on_hold_loads(self, event: HoldLoads) -> None:
+        self.asleep = event.held
+        for entry in self._waiting:  # their time begins anew
+            entry.deadline_s = max(entry.deadline_s, self.clock() + self.policy.queue_timeout_s)
+        self._has_changed = True
+        self._do(LoadsHeld(event.token))
+
     def _on_yield(self, event: YieldWanted) -> None:
-        for run in event.runs:
+        for run in () if self.asleep else event.runs:  # before a sleep all go, and are to come back
             instance = self.by_run(run)
             if instance is not None and instance.busy is False and self._may_go(instance, frozenset()):
                 self._go(instance, "pressure", event.reason)

@@ -28,6 +28,7 @@ from lllm3090d.planning.request import PlanRequest
 from lllm3090d.planning.stretch import Stretch
 from lllm3090d.planning.tier import Tier
 from lllm3090d.serving.ledger import Share
+from lllm3090d.serving.log_files import log_file
 from lllm3090d.serving.observation import HOST
 
 if TYPE_CHECKING:  # the table of signatures needs GLib; what is said here does not
@@ -39,6 +40,7 @@ SLICE = "lllm3090.slice"
 RECORD_VARIABLE = "LLLM3090_RECORD"
 RUN_VARIABLE = "LLLM3090_RUN"
 RECORD_SCHEMA: Literal[1] = 1
+LOG_FILE_PROPERTY = "StandardOutputFileToAppend"
 # `struct sockaddr_un.sun_path` holds 108 bytes with the terminating zero.
 SUN_PATH_BYTES = 107
 # Room above the host price for what no estimate sees (allocator arenas, thread stacks, transient copies), so
@@ -321,6 +323,11 @@ def memory_max_bytes(plan: Plan, card_kind: CardKind) -> int:
     """
     place = Place.CARD if card_kind is CardKind.CPU else Place.HOST
     price = plan.quote.total_bytes(place)
+    return with_slack(price)
+
+
+def with_slack(price: int) -> int:
+    """A limit for what is priced at so many bytes."""
     return price + max(MEMORY_MAX_SLACK_BYTES, int(price * MEMORY_MAX_SLACK_FRACTION))
 
 
@@ -331,6 +338,7 @@ def unit_spec(
     memory_max: int,
     stop_timeout_s: float,
     inherited: Mapping[str, str],
+    log_files_dir: Path | None = None,
 ) -> UnitSpec:
     """The transient unit of a launch.
 
@@ -340,6 +348,7 @@ def unit_spec(
         memory_max: ``MemoryMax`` in bytes.
         stop_timeout_s: from SIGTERM to SIGKILL.
         inherited: the user manager's own environment; our own settings in it are no business of the engine.
+        log_files_dir: where its log goes; None for the journal.
     """
     name = unit_name(record.name, record.run)
     ours = {RUN_VARIABLE, RECORD_VARIABLE}
@@ -370,4 +379,8 @@ def unit_spec(
         "RestrictSUIDSGID": True,
         "LimitCORE": 0,
     }
+    if log_files_dir is not None:
+        # Appending, so that the file can be bounded while it is written.
+        path = str(log_file(log_files_dir, identifier(name)))
+        properties |= {LOG_FILE_PROPERTY: path, "StandardErrorFileToAppend": path}
     return UnitSpec(name, properties)

@@ -19,12 +19,12 @@ from pydantic import BaseModel, ValidationError
 
 from lllm3090d.engines.builds import Selection
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.serving import journal
+from lllm3090d.gpus.readings import Card
+from lllm3090d.serving.actors import CALLER, client
 from lllm3090d.serving.daemon import Answer, Daemon, Moved
 from lllm3090d.serving.effects import LoadProgress
 from lllm3090d.serving.engine_views import details_view, engines_view, next_engine_view, running_views
 from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
-from lllm3090d.serving.history import time_text
 from lllm3090d.serving.inspection import inspect
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.listings import Listings
@@ -34,10 +34,11 @@ from lllm3090d.serving.plan_requests import load_wish
 from lllm3090d.serving.plan_views import plan_view
 from lllm3090d.serving.previews import Previews
 from lllm3090d.serving.running import Instance
-from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.serving.views import card_view, instance_view, path_text, pending_view
+from lllm3090d.surfaces.history_api import HistoryApi
 from lllm3090d.surfaces.memory_api import MemoryApi
 from lllm3090d.surfaces.openapi import document
+from lllm3090d.surfaces.queries import flag
 from lllm3090d.version import VERSION
 from lllm3090d.wire import (
     CancelBody,
@@ -51,7 +52,6 @@ from lllm3090d.wire import (
     LoadBody,
     LoadLine,
     LoadLineKind,
-    LogLine,
     PendingView,
     PinBody,
     Pinned,
@@ -73,8 +73,6 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 NDJSON = "application/x-ndjson"
 PROBLEM_JSON = "application/problem+json"
-DEFAULT_LOG_LINES = 100
-MAX_LOG_LINES = journal.LINES_MAX
 
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
@@ -143,7 +141,7 @@ async def own_user_only(request: web.Request, handler: Handler) -> web.StreamRes
     if connection is None:
         raise ConnectionResetError("the client has left")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
+    pid, uid, _ = struct.unpack("3i", credentials)
     if uid != os.getuid():
         log.warning("a foreign user was refused", extra={"uid": uid})
         raise LlmError(
@@ -151,6 +149,7 @@ async def own_user_only(request: web.Request, handler: Handler) -> web.StreamRes
             f"this daemon belongs to uid {os.getuid()}; uid {uid} may not use it",
             hint="Run the client as that user.",
         )
+    CALLER.set(client(uid, pid) if request.method == hdrs.METH_POST else None)
     return await handler(request)
 
 
@@ -185,22 +184,6 @@ async def _body(request: web.Request, model: type[Body]) -> Body:
         ) from error
 
 
-def _number(request: web.Request, key: str, default: int, highest: int) -> int:
-    text = request.query.get(key, str(default))
-    # Bounded before it is converted: int() refuses thousands of digits.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20) or int(text) > highest:
-        raise LlmError(
-            ErrorCode.INVALID_REQUEST,
-            f"{key}={text} is not a whole number from 0 to {highest}",
-            hint=f"Leave {key} out for {default}.",
-        )
-    return int(text)
-
-
-def _flag(request: web.Request, key: str) -> bool:
-    return _number(request, key, 0, 1) == 1
-
-
 @dataclass(frozen=True, slots=True)
 class _NextEngine:
     """What a status says of engines."""
@@ -223,6 +206,7 @@ class ControlApi:
         self.previews = Previews(daemon)
         self.listings = Listings(daemon)
         self.memory = MemoryApi(daemon)
+        self.happened = HistoryApi(daemon, self._stream)
         self.systemd_version = systemd_version
 
     def application(self) -> web.Application:
@@ -234,8 +218,6 @@ class ControlApi:
                 web.get("/v1/status", self.status),
                 web.get("/v1/models", self.models),
                 web.get("/v1/instances", self.instances),
-                web.get("/v1/instances/{name:.+}/logs", self.logs),
-                web.get("/v1/events", self.events),
                 web.get("/v1/openapi.json", self.openapi),
                 web.get("/v1/engines", self.engines),
                 web.post("/v1/engines/select", self.select_engine),
@@ -249,6 +231,7 @@ class ControlApi:
                 web.post("/v1/models/{name:.+}/pin", self.pin),
                 web.post("/v1/cancel", self.cancel),
                 *self.memory.routes(),
+                *self.happened.routes(),
             ]
         )
         return app
@@ -296,11 +279,14 @@ class ControlApi:
                 running_engines=engine.running,
                 state_problem=state_problem.problem() if state_problem else None,
                 watch_problem=watch_problem.problem() if watch_problem else None,
+                journal_problem=_problem(daemon.log_keeper.problem),
+                history_problem=_problem(daemon.history.problem()),
                 models_dir=path_text(daemon.settings.models_dir),
                 config_file=path_text(daemon.config_file),
                 instances=self._instance_views(),
                 pending=self._pending_views(),
                 released=daemon.scheduler.released,
+                suspend=daemon.sleep.view(),
             )
         )
 
@@ -323,7 +309,8 @@ class ControlApi:
         selection, states = engines.selection(), engines.all()
         chosen = next((each for each in states if each.build == selection.build), None)
         capabilities = chosen.capabilities if chosen else None
-        return engines_view(states, selection, instances, capabilities, self.daemon.settings.engine_pin)
+        pin, cards = self.daemon.settings.engine_pin, self._cards()
+        return engines_view(states, selection, instances, capabilities, pin, cards=cards)
 
     async def engine(self, request: web.Request) -> web.Response:
         """``GET /v1/engines/{name}``: one build with its options; the first time its files are read whole."""
@@ -339,7 +326,10 @@ class ControlApi:
             except LlmError as error:
                 digest_problem = error
         pin = self.daemon.settings.engine_pin
-        return details_view(state, engines.selection(), pin, digest, digest_problem)
+        return details_view(state, engines.selection(), pin, digest, digest_problem, cards=self._cards())
+
+    def _cards(self) -> tuple[Card, ...]:
+        return tuple(reader.card for reader in self.daemon.readers)
 
     async def select_engine(self, request: web.Request) -> web.Response:
         """``POST /v1/engines/select``: choose the build of the next start; what runs goes on."""
@@ -349,7 +339,7 @@ class ControlApi:
 
     async def models(self, request: web.Request) -> web.Response:
         """``GET /v1/models?catalogue=``: with what each would get on the card, were nothing on it."""
-        return _json(await self.listings.models(with_catalogue=_flag(request, "catalogue")))
+        return _json(await self.listings.models(with_catalogue=flag(request, "catalogue")))
 
     async def inspect(self, request: web.Request) -> web.Response:
         """``POST /v1/inspect``: what a file is, by its headers alone."""
@@ -371,22 +361,6 @@ class ControlApi:
         since = self.daemon.since.get(instance.run, self.daemon.started)
         scheduler = self.daemon.scheduler
         return instance_view(instance, scheduler.ledger, since, scheduler.clock())
-
-    async def logs(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/instances/{name}/logs?lines=&follow=``: NDJSON."""
-        instance = self.daemon.loaded(request.match_info["name"])
-        lines = _number(request, "lines", DEFAULT_LOG_LINES, MAX_LOG_LINES)
-        name = identifier(instance.unit)
-        if _flag(request, "follow"):
-            return await self._stream(request, _log_lines(journal.follow(name, lines)))
-        return await self._stream(request, _log_lines(_each(await journal.tail(name, lines))))
-
-    async def events(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/events?since=&follow=``: NDJSON."""
-        since = _number(request, "since", 0, 1 << 62)
-        if _flag(request, "follow"):
-            return await self._stream(request, self.daemon.history.follow(since))
-        return await self._stream(request, _each(self.daemon.history.since(since)))
 
     # --- changing ------------------------------------------------------------------------------------------
 
@@ -458,7 +432,7 @@ class ControlApi:
         if instance is None:  # it has ended before this line was written
             return line
         checkpoint, kind = instance.record.checkpoint(), self.daemon.card.kind
-        cards = tuple(reader.card for reader in self.daemon.readers)
+        cards = self._cards()
         on_cards = (share.where for share in instance.record.shares(self.daemon.card.uuid))
         plan = plan_view(
             checkpoint,
@@ -549,13 +523,3 @@ class ControlApi:
             await response.write(json.dumps({"problem": error.problem()}).encode() + b"\n")
         await response.write_eof()
         return response
-
-
-async def _each(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
-    for item in items:
-        yield item
-
-
-async def _log_lines(lines: AsyncGenerator[journal.JournalLine, None]) -> AsyncGenerator[LogLine, None]:
-    async for line in lines:
-        yield LogLine(at=time_text(line.at_realtime_us), message=line.message)

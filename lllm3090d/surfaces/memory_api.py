@@ -10,14 +10,15 @@ from pydantic import BaseModel
 
 from lllm3090d.engines.memory_log import MemoryLog, read_memory_log
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.serving import journal
 from lllm3090d.serving.card_views import Scene, gpus_view
 from lllm3090d.serving.daemon import Daemon
+from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.explain_views import explain_view
+from lllm3090d.serving.fences import limits
+from lllm3090d.serving.journal import LINES_MAX
 from lllm3090d.serving.learnt import learnt_of
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Instance
-from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.wire_cards import Gpus
 
 
@@ -71,12 +72,21 @@ class MemoryApi:
         """``GET /v1/models/{name}/explain``: of a model that is loaded."""
         daemon = self._daemon
         instance = _loaded(daemon, request.match_info["name"])
-        log, note = await _log_of(instance)
+        log, note = await _log_of(daemon.logs, instance)
         shares = daemon.scheduler.ledger.of(instance.run)
         cards = [each.where for each in shares if each.where != HOST] or [daemon.observe().card.uuid]
         learnt = await asyncio.to_thread(learnt_of, instance, daemon.lookup, cards[0])
+        observation = daemon.observe()
         return _json(
-            explain_view(instance, daemon.scheduler.ledger, daemon.observe(), log, learnt, log_note=note)
+            explain_view(
+                instance,
+                daemon.scheduler.ledger,
+                observation,
+                log,
+                learnt,
+                log_note=note,
+                limits=limits(instance.control_group, [state.card for state in observation.cards]),
+            )
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -103,13 +113,13 @@ def _loaded(daemon: Daemon, name: str) -> Instance:
         raise LlmError(error.code, error.message, hint=hint, **dict(error.details)) from error
 
 
-async def _log_of(instance: Instance) -> tuple[MemoryLog, str]:
+async def _log_of(logs: EngineLogs, instance: Instance) -> tuple[MemoryLog, str]:
     """What the engine wrote of its memory, and why that could not be read."""
     try:
-        lines = await journal.tail(identifier(instance.unit), journal.LINES_MAX)
+        lines = await logs.tail(instance.unit, LINES_MAX)
     except LlmError as error:
         return MemoryLog(), error.message
     log = await asyncio.to_thread(read_memory_log, [line.message for line in lines])
-    if not log.buffers and len(lines) == journal.LINES_MAX:
+    if not log.buffers and len(lines) == LINES_MAX:
         return log, "Its engine has written so much since its start that the lines of it lie too far back."
     return log, ""

@@ -39,6 +39,14 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
     ("get", "/v1/instances", "What runs", None, wire.Instances, JSON),
     ("get", "/v1/instances/{name}/logs", "Lines of an engine's log", None, wire.LogLine, NDJSON),
     ("get", "/v1/events", "What happened, and what happens", None, wire.Event, NDJSON),
+    (
+        "get",
+        "/v1/models/{name}/history",
+        "The last launches of a model, and why each ended",
+        None,
+        wire.RunHistory,
+        JSON,
+    ),
     ("get", "/v1/engines", "Engines, and which one the next start uses", None, wire.Engines, JSON),
     ("get", "/v1/engines/{name}", "Everything about one engine", None, wire.EngineDetails, JSON),
     (
@@ -86,17 +94,34 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "/v1/instances/{name}/logs": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},
         {"name": "lines", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 100}},
+        {"name": "since", "in": "query", "schema": {"type": "string", "format": "date-time"}},
         {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
     ],
     "/v1/models/{name}/explain": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ],
+    "/v1/models/{name}/history": [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},
+        {
+            "name": "runs",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 0, "maximum": 1000, "default": 20},
+        },
     ],
     "/v1/models/{name}/pin": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     ],
     "/v1/engines/{name}": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
     "/v1/events": [
-        {"name": "since", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}},
+        {
+            "name": "since",
+            "in": "query",
+            "schema": {
+                "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "format": "date-time"}],
+                "default": 0,
+            },
+        },
+        {"name": "last", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 10000}},
         {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
     ],
 }

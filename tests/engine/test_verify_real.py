@@ -36,6 +36,7 @@ from lllm3090d.planning.planner import Plan, plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.request import PlanRequest, Room
 from lllm3090d.planning.units import MIB
+from lllm3090d.serving.load_watch import LoadLimits
 from lllm3090d.serving.probe import PeakWatch, Probe, Probed, probe
 from lllm3090d.serving.processes import process_memory
 from lllm3090d.serving.readiness import cgroups_of, wait_until_ready
@@ -124,8 +125,10 @@ def running(build: Build, capabilities: Capabilities, model: Path, made: Plan) -
             watch = PeakWatch(resident)
             group = min(cgroups_of(process.pid))
             try:
-                ready = wait_until_ready(path, lambda: group, watch, lambda _: None, LIMIT_S)
-                assert asyncio.run(ready)
+                ready = wait_until_ready(
+                    path, lambda: group, watch, lambda _: None, limits=LoadLimits(LIMIT_S)
+                )
+                assert asyncio.run(ready) is None
                 loaded_s = time.monotonic() - began
                 watch()
                 yield Engine(path, process.pid, loaded_s, watch.peak_bytes)

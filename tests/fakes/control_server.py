@@ -64,7 +64,7 @@ class Seen:
 
 ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("GET", r"/v1/(version|status|models|instances|gpus)"): None,
-    ("GET", r"/v1/models/[^/]+/explain"): None,
+    ("GET", r"/v1/models/[^/]+/(explain|history)"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
     ("GET", r"/v1/events"): None,
     ("GET", r"/v1/engines(/[^/]+)?"): None,
@@ -79,7 +79,12 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", r"/v1/cancel"): wire.CancelBody,
 }
 QUERIES = {"/logs": {"lines", "follow"}, "/v1/events": {"since", "follow"}}
-OPTIONAL_QUERIES = {"/v1/models": {"catalogue"}}
+OPTIONAL_QUERIES = {
+    "/v1/models": {"catalogue"},
+    "/v1/events": {"last"},
+    "/logs": {"since"},
+    "/history": {"runs"},
+}
 
 
 class _UnixServer(socketserver.ThreadingUnixStreamServer):
@@ -186,7 +191,7 @@ class _ControlHandler(http.server.BaseHTTPRequestHandler):
         if not models:
             raise LlmError(ErrorCode.NO_SUCH_ROUTE, f"no route {self.command} {self.path}")
         wanted = next((keys for end, keys in QUERIES.items() if parts.path.endswith(end)), set())
-        optional = OPTIONAL_QUERIES.get(parts.path, set())
+        optional = next((keys for end, keys in OPTIONAL_QUERIES.items() if parts.path.endswith(end)), set())
         if not wanted <= set(parse_qs(parts.query)) <= wanted | optional:
             raise LlmError(ErrorCode.INVALID_REQUEST, f"query {parts.query!r}, expected {sorted(wanted)}")
         if models[0] is None:
@@ -371,7 +376,42 @@ PLAN = wire.PlanView.model_validate(
         },
         "projector": "host",
         "rope": {"scaling": "yarn", "factor": 2.5, "original_tokens": 8192, "window_tokens": 20480},
-        "tier": {"card_tokens": 4096, "host_bytes": 64 * MIB, "tail_draft_tokens": 0},
+        "tier": {
+            "card_tokens": 4096,
+            "host_bytes": 64 * MIB,
+            "tail_draft_tokens": 0,
+            "end_tokens_per_s": 11.44,
+            "half_tokens_per_s": 19.5,
+            "speed": "Speed predicted from a step; bus 23.7 GB/s, measured on PCIe 4.0 x16.",
+            "ways": [
+                {
+                    "way": "tier",
+                    "fits": True,
+                    "cache_type": "q8_0",
+                    "context_tokens": 8192,
+                    "card_tokens": 4096,
+                    "card_bytes": 512 * MIB,
+                    "host_bytes": 64 * MIB,
+                    "end_tokens_per_s": 11.44,
+                    "half_tokens_per_s": 19.5,
+                    "speed": "Speed predicted from a step.",
+                    "reasons": ["It takes 512 MiB."],
+                },
+                {
+                    "way": "q4_0",
+                    "fits": False,
+                    "cache_type": "q4_0",
+                    "context_tokens": 8192,
+                    "card_tokens": 0,
+                    "card_bytes": None,
+                    "host_bytes": None,
+                    "end_tokens_per_s": None,
+                    "half_tokens_per_s": None,
+                    "speed": None,
+                    "reasons": ["No."],
+                },
+            ],
+        },
         "card": {
             "id": "rtx-3090",
             "name": "NVIDIA GeForce RTX 3090",

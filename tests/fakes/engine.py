@@ -40,6 +40,7 @@ class Behaviour:
         missing_flags: options that this build does not know.
         load_s: seconds from start to ready.
         steps: pieces in which memory is claimed while loading.
+        step_reads_kib: KiB of the model's file read in each of them; memory of its own it takes none for that.
         vram_mib: MiB claimed on the fake card of ``nvml_state``; out of memory when the card has less free.
         vram_mib_of: the same for single models by their alias, before vram_mib.
         prompt_vram_mib: MiB claimed on the fake card with the first completion, as real buffers for prompts are.
@@ -63,6 +64,7 @@ class Behaviour:
     missing_flags: tuple[str, ...] = ()
     load_s: float = 0.0
     steps: int = 4
+    step_reads_kib: int = 0
     vram_mib: int = 0
     vram_mib_of: dict[str, int] = dataclasses.field(default_factory=dict)
     prompt_vram_mib: int = 0
@@ -326,6 +328,9 @@ class Engine:
         steps = max(1, self.behaviour.steps)
         for step in range(1, steps + 1):
             time.sleep(self.behaviour.load_s / steps)
+            if self.behaviour.step_reads_kib:
+                with Path(self.model).open("rb", buffering=0) as file:
+                    file.read(self.behaviour.step_reads_kib * 1024)
             if 2 * step > steps:
                 self._fail_if_demanded()
             if step == steps:

@@ -39,6 +39,7 @@ from lllm3090d.serving.events import (
     EngineReady,
     Event,
     Failed,
+    HoldLoads,
     IdleChecked,
     LeaseAsked,
     LeaseReturned,
@@ -71,6 +72,7 @@ from lllm3090d.serving.events import (
 from lllm3090d.serving.instance import ENDED, SERVING, InstanceState
 from lllm3090d.serving.observation import CardState, Observation
 from lllm3090d.serving.policy import Policy
+from lllm3090d.serving.restarts import RestartPolicy
 from lllm3090d.serving.scheduler import Scheduler
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -168,6 +170,7 @@ class Machine:
         seed: of everything that is random.
         server: an executable, for the builds.
         make: makes the scheduler; a test may plant a bug there.
+        sleeps: it goes to sleep now and then.
     """
 
     def __init__(
@@ -175,6 +178,8 @@ class Machine:
         seed: int,
         server: Path,
         make: Callable[[Policy, Callable[[], float]], Scheduler] = Scheduler,
+        *,
+        sleeps: bool = False,
     ) -> None:
         self.random = random.Random(seed)  # noqa: S311  # a simulation
         self.now_s = 0.0
@@ -188,6 +193,7 @@ class Machine:
             queue_timeout_s=QUEUE_TIMEOUT_S,
             least_residency_s=RESIDENCY_S,
             least_idle_s=IDLE_S,
+            restarts=RestartPolicy(healthy_s=60.0),
         )
         self.scheduler = make(policy, lambda: self.now_s)
         self.processes: dict[str, Process] = {}
@@ -199,6 +205,7 @@ class Machine:
         self.ready_s: dict[str, float] = {}
         self.leases: dict[str, str] = {}  # lease -> run
         self.released = False
+        self.sleeps, self.asleep = sleeps, False
         self.granted: list[str] = []
         self.evictions = 0
         self.stale: Observation | None = None  # a reading of a moment ago
@@ -324,6 +331,8 @@ class Machine:
             raise BrokenInvariantError("admitted on a card in error")
         if self.released:
             raise BrokenInvariantError("admitted on a card that was given away")
+        if self.asleep:
+            raise BrokenInvariantError("admitted while the machine goes to sleep")
         instance = self.scheduler.by_run(effect.run)
         assert instance is not None
         promised = sum(item.bytes for item in instance.plan.quote.items if item.place == "card")
@@ -363,7 +372,7 @@ class Machine:
 
     def _was_answered(self, effect: Any) -> None:
         last = isinstance(effect, LoadDone | Failed) or type(effect).__name__.endswith("Done")
-        last = last or type(effect).__name__ == "LeaseGiven"
+        last = last or type(effect).__name__ in {"LeaseGiven", "LoadsHeld"}
         if not last:
             return
         if effect.token not in self.open:
@@ -455,7 +464,9 @@ class Machine:
         self.feed(IdleChecked(effect.token, busy))
 
     def _restore(self, effect: Restore) -> None:
-        self.load(effect.name, effect.request, may_evict=False, pinned=effect.pinned)
+        self.load(
+            effect.name, effect.request, may_evict=False, pinned=effect.pinned, attempt=effect.attempt
+        )
 
     def _status(self, process: Process, **changes: Any) -> UnitStatus:
         values: dict[str, Any] = {
@@ -508,8 +519,9 @@ class Machine:
                 self._some_lease,
                 self._some_release,
                 self._some_card_trouble,
+                self._some_sleep,
             ],
-            weights=[60, 14, 3, 3, 5, 12, 1, 2, 3, 1, 1],
+            weights=[60, 14, 3, 3, 5, 12, 1, 2, 3, 1, 1, 1 if self.sleeps else 0],
         )[0]()
 
     def _some_load(self) -> None:
@@ -575,6 +587,17 @@ class Machine:
     def _some_card_trouble(self) -> None:
         self.card_error = not self.card_error and self.random.random() < 0.5
 
+    def _some_sleep(self) -> None:
+        if not self.asleep:
+            self.asleep = True
+            self.feed(HoldLoads(self.token("hold"), held=True))
+            self.feed(ReleaseRequested(self.token("sleep"), until_resume=False, for_sleep=True))
+            self.later(self.random.uniform(0.1, 20.0), self._wake_up)
+
+    def _wake_up(self) -> None:
+        self.asleep = False
+        self.feed(HoldLoads(self.token("free"), held=False))
+
     # --- what must always be true ---------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -587,7 +610,7 @@ class Machine:
             if run not in self.processes:
                 raise BrokenInvariantError(f"{run} is charged, and nothing of it is left")
         for entry in self.scheduler.pending:
-            if self.now_s - entry.since_s > QUEUE_TIMEOUT_S + 5:
+            if self.now_s > entry.deadline_s + 5 and not self.asleep:
                 raise BrokenInvariantError(f"{entry.token} was left in the queue")
         for token, (kind, since_s) in self.open.items():
             # Waiting for room, loading, and waiting for one that would not stop, one after the other.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lllm3090d.wire_cards import GpuView, Gpus
+from lllm3090d.wire_cards import Gpus, GpuView
 from tests.fakes.engine import edited_state, install_fake_engine, set_behaviour
 from tests.fakes.gguf_files import write_llama
 from tests.fakes.nvml import FakeNvml
@@ -161,7 +161,7 @@ class Rig:
         """Wait until a load of a model waits for room; how it is listed."""
 
         def waiting() -> dict[str, Any] | None:
-            return next((each for each in self.pending() if each["model"] == model), None)
+            return next((each for each in self.pending() if each["name"] == model), None)
 
         return eventually(waiting, what=f"a load of {model} waits")
 
@@ -206,7 +206,10 @@ def _runs(pid: int) -> bool:
 
 @contextlib.contextmanager
 def rigged(
-    directory: Path, models: Mapping[str, float], settings: Mapping[str, str] | None = None
+    directory: Path,
+    models: Mapping[str, float],
+    settings: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Rig]:
     """A daemon on a stand-in RTX 3090 without a desktop.
 
@@ -214,13 +217,14 @@ def rigged(
         directory: of everything.
         models: GiB of weights, by name.
         settings: beside or instead of those of every rig.
+        environment: of the daemon, beside its settings.
     """
     nvml = FakeNvml(directory / "card")
     install_fake_engine(directory / "engine")
     service = Service(
         directory,
         {"llama_dir": str(directory / "engine"), **SETTINGS, **(settings or {})},
-        nvml.environment,
+        {**nvml.environment, **(environment or {})},
     )
     # Threads are left behind rather than waited for where a test fails while one waits for an answer.
     clients = ThreadPoolExecutor(16)

@@ -68,7 +68,7 @@ def race(rig: Rig, rounds: int, seed: int = 1) -> Tally:
     """Two clients load different models at the same instant, each time from an empty card.
 
     Raises:
-        AssertionError: more was reserved than there is, somebody was not answered as he should be, or something is left.
+        AssertionError: more was reserved than there is, somebody was not answered as he should be, or there is a rest.
     """
     prices = rig.price(*RIVALS)
     assert max(prices.values()) <= ROOM_MIB < sum(prices.values())
@@ -148,7 +148,6 @@ def cycles(rig: Rig, count: int) -> list[float]:
     Raises:
         AssertionError: they do not.
     """
-    rig.price(*RIVALS)
     names = list(RIVALS)
     rig.load_ready(names[-1])
     before = rig.gpu().reading

@@ -21,7 +21,7 @@ from tests.system.rounds import RIVALS, cycles, race
 pytestmark = pytest.mark.system
 
 MODELS = {**RIVALS, "small": 1.0}  # GiB: alpha and beta exclude each other, small goes with both
-RACES, CYCLES = 60, 20  # python -m bench.race makes 200 and 100
+RACES, CYCLES = 40, 20  # python -m bench.race makes 200 and 100
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_a_busy_victim_is_waited_for(rig: Rig) -> None:
     rig.behave(held=True)
     asked = rig.ask_later(alpha)
     load = rig.load_later("beta")
-    assert "alpha, which is busy" in rig.until_waits("beta")["why"]
-    assert rig.states() == {"alpha": "busy"}
+    eventually(lambda: "alpha, which is busy" in rig.until_waits("beta")["why"], what="that is told")
+    assert rig.states().keys() == {"alpha"}
     rig.behave(held=False)
     assert asked.result(30).status == 200  # nobody was cut off
     lines = load.result(30)
@@ -110,7 +110,7 @@ def test_those_who_wait_are_served_in_the_order_of_their_coming(rig: Rig) -> Non
     rig.until_waits("beta")
     second = rig.load_later("small")
     assert "its turn, after beta" in rig.until_waits("small")["why"]  # though it would fit now
-    assert [each["model"] for each in rig.pending()] == ["beta", "small"]
+    assert [each["name"] for each in rig.pending()] == ["beta", "small"]
     rig.behave(held=False)
     assert asked.result(30).status == 200
     assert [load.result(30)[-1]["kind"] for load in (first, second)] == ["ready", "ready"]
@@ -254,12 +254,13 @@ def test_a_stranger_takes_20_gb_while_a_model_loads(rig: Rig) -> None:
 
 
 def test_an_engine_that_takes_more_than_planned_is_charged_what_it_takes(rig: Rig) -> None:
+    rig.restart(verify_after_load="peak")
     (price,) = rig.price("alpha").values()
     rig.behave(vram_mib_of={"alpha": price + 3000})
     rig.load_ready("alpha")
-    (event,) = rig.events("deviation")
+    (event,) = eventually(lambda: rig.events("deviation"), what="the deviation is told")
     assert event["details"]["measured_bytes"] == (price + 3000) * MIB
-    assert event["details"]["reserved_bytes"] < (price + 1) * MIB
+    assert 0 < event["details"]["expected_bytes"] <= (price + 1) * MIB
     gpu = rig.check_books()
     assert gpu.charged_bytes == (price + 3000) * MIB
     assert gpu.grantable_bytes == (ROOM_MIB - price - 3000) * MIB
@@ -308,7 +309,8 @@ def test_memory_that_returns_late_is_waited_for(rig: Rig) -> None:
     rig.behave(hold_after_exit_s=2.0)
     rig.load_ready("alpha")
     load = rig.load_later("beta")
-    assert "the memory of alpha" in rig.until_waits("beta")["why"] or rig.states()["alpha"] == "releasing"
+    rig.until("alpha", "releasing")
+    assert [each["name"] for each in rig.pending()] == ["beta"]
     assert load.result(30)[-1]["kind"] == "ready"
     rig.check_books()
 
@@ -346,8 +348,10 @@ def test_a_daemon_killed_during_an_eviction_leaves_no_orphan(rig: Rig) -> None:
     load = rig.load_later("beta")
     rig.until("alpha", "stopping")
     rig.kill_daemon()
-    assert isinstance(load.exception(30), OSError | ValueError) or load.result()[-1]["kind"] != "ready"
-    eventually(lambda: rig.states() == {"small": "ready"}, what="alpha has gone")
+    assert load.exception(30) is not None  # its stream broke off
+    # Where its stop ran into its limit before anybody looked again, that is kept as its failure.
+    eventually(lambda: rig.states().get("alpha") in {None, "failed"}, what="alpha has ended")
+    assert rig.states()["small"] == "ready"
     rig.check_books()
     assert systemctl("list-units", "--state=failed", "--no-legend", "lllm3090-*").strip() == ""
     rig.load_ready("beta")

@@ -218,6 +218,8 @@ SAMPLES: Mapping[str, PropertyValue] = {
     "StandardInput": "null",
     "StandardOutput": "journal",
     "StandardError": "journal",
+    "StandardOutputFileToAppend": "/dev/null",
+    "StandardErrorFileToAppend": "/dev/null",
     "SyslogIdentifier": "lllm3090-test",
     "LogExtraFields": [b"LLLM3090_RUN=1"],
     "LimitCORE": 0,
@@ -275,6 +277,8 @@ def test_the_table_agrees_with_what_systemd_says_of_itself() -> None:
             for name, row in PROPERTIES.items()
             if row.since <= scene.manager.version_number
         }
+        # What only a setter knows: the getters of standard streams tell it in words.
+        known = {name: row for name, row in known.items() if not name.endswith("FileToAppend")}
         assert {name: getters.get(name) for name in known} == known
 
     play(scenario)

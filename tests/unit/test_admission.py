@@ -145,8 +145,12 @@ def test_a_run_that_holds_memory_without_a_promise_is_no_room() -> None:
     now = seen(state({"a": GIB}))
     ledger = Ledger()
     ledger.hold("a", "a", [share(SECOND.uuid, 8 * GIB)])
-    assert card_room(now, ledger) == TOTAL - DRIVER_BYTES - GIB
-    assert card_room(now, ledger, "a") == TOTAL - DRIVER_BYTES
+    for gone, left in (
+        (frozenset[str](), TOTAL - DRIVER_BYTES - GIB),
+        (frozenset({"a"}), TOTAL - DRIVER_BYTES),
+    ):
+        budget = rooms(now, ledger, RESERVES, gone).cards[CARD.uuid]
+        assert (budget.available_bytes, budget.live_bytes) == (left, left)
 
 
 # --- memory on its way back ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lllm3090d.planning.planner import PlanRequest
-from lllm3090d.serving.events import Event, LoadRequested, Looked, MemoryReleased, Observation
+from lllm3090d.serving.events import Event, HoldLoads, LoadRequested, Looked, MemoryReleased, Observation
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
@@ -109,6 +109,25 @@ def test_a_planted_bug_is_caught(
     with pytest.raises(BrokenInvariantError, match=said):
         for seed in SEEDS:
             run(Machine(seed, server, planted), STEPS)
+
+
+class NeverSleeps(Scheduler):
+    """Loads go on although the machine goes to sleep."""
+
+    def _on_hold_loads(self, event: HoldLoads) -> None:
+        super()._on_hold_loads(HoldLoads(event.token, held=False))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_machine_that_sleeps_now_and_then_breaks_nothing_either(server: Path, seed: int) -> None:
+    machine = run(Machine(seed, server, sleeps=True), STEPS // 4)
+    assert len(machine.granted) > 25
+
+
+def test_a_load_that_is_begun_before_a_sleep_is_caught(server: Path) -> None:
+    with pytest.raises(BrokenInvariantError, match="goes to sleep"):
+        for seed in SEEDS:
+            run(Machine(seed, server, NeverSleeps, sleeps=True), STEPS // 4)
 
 
 def test_eviction_and_reload_leave_ledger_and_card_equal_a_hundred_times(server: Path) -> None:

@@ -99,6 +99,7 @@ def test_every_priced_flag_is_emitted() -> None:
     assert "--no-warmup" not in line.argv
     assert dict(line.environment) == {
         "GGML_NO_BACKTRACE": "1",
+        "NODEVICE_SELECT": "1",
         "LD_LIBRARY_PATH": "/opt/llama.cpp/bin",
         "XDG_CONFIG_HOME": "/dev/null",  # where no config.ini can be
     }

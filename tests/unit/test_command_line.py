@@ -21,7 +21,9 @@ from lllm3090d.engines.command_line import (
     RopeArguments,
     read_command_line,
 )
+from lllm3090d.engines.extra_arguments import extra_arguments
 from lllm3090d.engines.probe import Texts, capabilities_of
+from lllm3090d.engines.tier_flags import ReasoningRules
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.launch import Draft, Launch, SpecType
@@ -45,6 +47,11 @@ TIER_OPTIONS = (
     Option(("--kv-vram-cells",), "N"),
     Option(("--spec-draft-window",), "N"),
     Option(("--spec-draft-n-max-tail",), "N"),
+)
+REASONING_OPTIONS = (
+    Option(("--reasoning-effort-allow",), "LIST"),
+    Option(("--reasoning-effort-fallback",), "WORD"),
+    Option(("--reasoning-max-tokens-floor",), "N"),
 )
 DEFAULTS = Launch(
     context_tokens=0,
@@ -165,6 +172,51 @@ def test_a_tier_is_read_back() -> None:
     line = written(plan_with(sizes, tier), capabilities)
     found = read_command_line(line.argv[1:], capabilities, facts_of(DRAFTING))
     assert found.launch == sizes
+
+
+def test_rules_for_reasoning_are_in_the_command_line_and_change_nothing_that_is_read_back() -> None:
+    rules = ReasoningRules(("low", "medium"), "medium", 24_576)
+    words = ("reasoning_effort", "reasoning_effort=low")
+    given = REASONING_OPTIONS
+    names = {name for option in given for name in option.names}
+    plain = build_named("b11434")
+    fork = replace(
+        plain,
+        options=(*plain.options, *given),
+        flags=plain.flags | names,
+        valued_flags=plain.valued_flags | names,
+    )
+    made = plan_with(replace(DEFAULTS, context_tokens=65_536))
+
+    def line(capabilities: Capabilities, template: tuple[str, ...], *more: str) -> list[str]:
+        extra = extra_arguments(more, capabilities, facts_of(LLAMA_8B))
+        found = launch(
+            BUILD,
+            capabilities,
+            FOLDER / "m.gguf",
+            made,
+            Path("/run/e.sock"),
+            "x",
+            inherited={},
+            extra=extra,
+            reasoning=rules,
+            reasoning_words=template,
+        )
+        return list(found.argv[1:])
+
+    ruled = line(fork, words)
+    start = ruled.index("--reasoning-effort-allow")
+    assert ruled[start:] == [
+        *("--reasoning-effort-allow", "low,medium", "--reasoning-effort-fallback", "medium"),
+        *("--reasoning-max-tokens-floor", "24576"),
+    ]
+    assert not names & {*line(plain, words)} and not names & {*line(fork, ())}
+    found = read_command_line(ruled, fork, facts_of(LLAMA_8B))
+    assert (found.launch, found.unpriced) == (made.launch, ())
+    # A person's own arguments come last, so they count.
+    own = line(fork, words, "--reasoning-max-tokens-floor", "100")
+    assert own[-2:] == ["--reasoning-max-tokens-floor", "100"]
+    assert read_command_line(own, fork, facts_of(LLAMA_8B)).unpriced == ()
 
 
 @pytest.mark.parametrize(

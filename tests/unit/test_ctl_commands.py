@@ -243,6 +243,8 @@ def test_plan_tells_what_it_gives() -> None:
         "limited by  the model: it is trained for 8,192 tokens",
         "placement   19 layers and the output on the card",
         "tier        4,096 tokens on the card, the others in 64.0 MiB of pinned host memory",
+        "tier speed  11.4 tokens/s with the whole context in use, 19.5 with half of it. Speed predicted from a step;"
+        " bus 23.7 GB/s, measured on PCIe 4.0 x16.",
         "drafting    draft-mtp, 3 tokens, q8_0/f16 cache",
         "projector   in host memory",
         "rope        yarn x 2.5, from 8,192 to 20,480 tokens",
@@ -273,6 +275,11 @@ def test_plan_explains_itself_when_asked() -> None:
         lines[head + 1]
         == "--parallel 1  1 x 8,192    500.0 MiB  4,096 tokens of window more, 1 slot instead of 2"
     )
+    head = lines.index("WAY         CONTEXT  ON THE CARD  TOKENS/S AT ITS END  WHY")
+    assert lines[head + 1 : head + 3] == [
+        "tier, q8_0    8,192        4,096                 11.4  It takes 512 MiB.",
+        "q4_0, q4_0    8,192            -        cannot be had  No.",
+    ]
 
 
 def test_a_preview_is_marked_and_says_where_the_model_can_be_had() -> None:
@@ -782,7 +789,7 @@ def test_following_events_ends_with_the_daemon(ending: tuple[Cut, ...]) -> None:
     """However the daemon stops: a message and status 3, after the lines that came."""
     with ControlServer(events=Stream((event(1), *ending))) as server:
         done = ctl(server, "events", "--follow")
-        assert server.next_request().target == "/v1/events?since=0&follow=1"
+        assert server.next_request().target == "/v1/events?since=0&follow=1&last=100"
     assert done.exit_code == 3
     assert done.stdout.startswith("1  ")
     assert "The daemon went away" in done.stderr

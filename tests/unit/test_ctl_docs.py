@@ -143,10 +143,12 @@ def test_examples_work(line: str) -> None:
         gpus=Desk().view,
         explain=explained(),
         pin=wire.Pinned(name="x", run="r", pinned=True),
+        history=wire.RunHistory(name="x", runs=()),
     ) as server:
         done = ctl(server, *shlex.split(line)[1:])
-    # To follow events ends with the daemon, and this one has said all.
-    assert done.exit_code == (3 if "events" in line and "--follow" in line else 0), done.output
+    # To follow events ends with the daemon, and this one has said all. The doctor tells of the machine of the tests.
+    expected = {3} if "events" in line and "--follow" in line else {0, 10, 11} if "doctor" in line else {0}
+    assert done.exit_code in expected, done.output
 
 
 @pytest.mark.parametrize("name", COMMANDS)

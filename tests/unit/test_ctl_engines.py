@@ -35,6 +35,35 @@ def test_list_shows_builds_and_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fit", "use", "told"),
+    [
+        (
+            "never",
+            "next, cannot run here",
+            "sm86: no code for a card of this machine, so loads on it are refused",
+        ),
+        (
+            "maybe",
+            "next",
+            "sm86: it runs on a card of this machine only if it holds PTX, which its name does not tell",
+        ),
+        ("runs", "next", "sm86"),
+        (None, "next", "sm86"),
+    ],
+)
+def test_a_build_for_another_architecture_is_marked(fit: str | None, use: str, told: str) -> None:
+    build = changed(ENGINES.engines[0], code_fit=fit)
+    with ControlServer(
+        engines=changed(ENGINES, engines=(build,)), engine=changed(ENGINE, engine=build)
+    ) as server:
+        listed = ctl(server, "engine", "list").stdout
+        shown = ctl(server, "engine", "show").stdout
+    assert use in listed.splitlines()[1] and ("cannot run here" in listed) is (fit == "never")
+    assert (f"b11434-cuda-sm86 was compiled for {told}." in listed) is (fit in {"never", "maybe"})
+    assert f"compiled for  {told}\n" in shown
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"choice": None}, "uses b11434-cuda-sm86 (automatic)."),

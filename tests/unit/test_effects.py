@@ -17,6 +17,7 @@ from lllm3090d.planning.quote import Evidence, LineItem, Place
 from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving import effects as module
 from lllm3090d.serving.effects import Effects, LoadProgress
+from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.events import (
     Activity,
     CheckIdle,
@@ -25,6 +26,8 @@ from lllm3090d.serving.events import (
     IdleChecked,
     LoadStalled,
     MemoryReleased,
+    PostMortemRead,
+    ReadPostMortem,
     StartFinished,
     StartUnit,
     StopFinished,
@@ -37,6 +40,7 @@ from lllm3090d.serving.events import (
 )
 from lllm3090d.serving.journal import LINES_MAX, JournalLine
 from lllm3090d.serving.ledger import Ledger, Share
+from lllm3090d.serving.load_watch import LoadCounters, LoadLimits, LoadVerdict
 from lllm3090d.serving.observation import HOST, CardState, Observation
 from lllm3090d.serving.probe import Probe, Probed
 from lllm3090d.serving.readiness import Progress
@@ -100,7 +104,8 @@ def effects(
     on_progress: Callable[[LoadProgress], None] = lambda _: None,
     **settings: Any,
 ) -> Effects:
-    values = {"stop_timeout_s": 1.0, "engine_sockets_dir": sockets_dir} | settings
+    usual = {"stop_timeout_s": 1.0, "engine_sockets_dir": sockets_dir, "device_memory_limit": False}
+    values = usual | settings
     return Effects(
         manager=cast("Any", manager),
         scheduler=cast("Any", scheduler),
@@ -346,8 +351,9 @@ def loading(ledger: Ledger) -> SimpleNamespace:
         run=RUN,
         name="a",
         unit=UNIT,
+        main_pid=None,
         control_group=f"/x/{UNIT}",
-        record=SimpleNamespace(socket=Path("/run/a.sock")),
+        record=SimpleNamespace(socket=Path("/run/a.sock"), size_bytes=1000),
         plan=SimpleNamespace(
             launch=SimpleNamespace(batch_tokens=2048, draft=SimpleNamespace(tokens=3)), window_tokens=8192
         ),
@@ -356,7 +362,10 @@ def loading(ledger: Ledger) -> SimpleNamespace:
 
 
 def watch_a_load(
-    monkeypatch: pytest.MonkeyPatch, sizes: Sequence[Mapping[str, int]], *, ready: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: Sequence[Mapping[str, int]],
+    *,
+    given_up: LoadVerdict | None = None,
 ) -> tuple[list[Event], list[LoadProgress]]:
     """A load during which the run holds these sizes, of the first card and of the host, one after the other."""
     looks = [seen({RUN: each[CARD]}, host={RUN: each[HOST]}) for each in sizes]
@@ -368,11 +377,15 @@ def watch_a_load(
         _group: Callable[[], str],
         resident: Callable[[], int],
         tell: Callable[[Progress], None],
-        _stall_s: float,
-    ) -> bool:
+        *,
+        limits: LoadLimits,
+        counters: Callable[[], LoadCounters],
+    ) -> LoadVerdict | None:
+        assert limits == LoadLimits(60.0, 7200.0)
+        assert counters() == LoadCounters()  # no such group, and no process is known
         for _ in sizes[:-1]:
             tell(Progress(resident(), 0.1, 0.0))
-        return ready
+        return given_up
 
     def observe() -> Observation:
         return looks.pop(0) if len(looks) > 1 else looks[0]
@@ -385,6 +398,7 @@ def watch_a_load(
         observe=observe,
         on_progress=shown.append,
         load_timeout_s=60.0,
+        load_cap_s=7200.0,
     )
     asyncio.run(made.watch(RUN))
     return told, shown
@@ -410,12 +424,64 @@ def test_an_engine_that_takes_more_than_planned_is_told_before_it_is_ready(
     assert [type(each) for each in exact] == [EngineReady]
 
 
-def test_a_load_without_progress_is_given_up_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, _ = watch_a_load(monkeypatch, [{CARD: 77, HOST: 1}], ready=False)
+@pytest.mark.parametrize(
+    ("verdict", "why", "setting"),
+    [
+        (LoadVerdict.STALLED, "made no progress for 60 s", "load_timeout_s"),
+        (LoadVerdict.TOO_LONG, "was not ready after 7200 s, although it got on", "load_cap_s"),
+    ],
+)
+def test_a_load_that_is_given_up_says_why(
+    monkeypatch: pytest.MonkeyPatch, verdict: LoadVerdict, why: str, setting: str
+) -> None:
+    told, _ = watch_a_load(monkeypatch, [{CARD: 77, HOST: 1}], given_up=verdict)
     (stalled,) = told
     assert isinstance(stalled, LoadStalled)
     assert stalled.error.code is ErrorCode.LOAD_TIMED_OUT
+    assert why in stalled.error.message
     assert "it held 77 bytes" in stalled.error.message
+    assert stalled.error.hint is not None
+    assert setting in stalled.error.hint
+
+
+@pytest.mark.parametrize(
+    ("properties", "lines", "on_card", "cause", "told"),
+    [
+        ({"Result": "exit-code", "ExecMainCode": 1, "ExecMainStatus": 1}, ["E CUDA error: out of memory"], True,
+         "out_of_device_memory", "exited with status 1: it ran out of device memory (E CUDA error: out of memory)"),
+        ({"Result": "exit-code", "ExecMainCode": 1, "ExecMainStatus": 1},
+         ["E init: failed to allocate buffer for kv cache"], False, "out_of_host_memory", "it ran out of host memory"),
+        ({"Result": "oom-kill", "ExecMainCode": 2, "ExecMainStatus": 9}, [], True, "out_of_host_memory",
+         "was killed because memory ran out (killed by SIGKILL): it ran out of host memory"),
+        ({"Result": "core-dump", "ExecMainCode": 3, "ExecMainStatus": 4}, [], True, "illegal_instruction",
+         "killed by SIGILL and dumped core: it uses instructions"),
+        ({"Result": "exit-code", "ExecMainCode": 1, "ExecMainStatus": 3}, ["I all is well"], True, "unknown",
+         "exited with status 3; its last line: I all is well"),
+        (None, [], True, "unknown", "keeps no record"),
+    ],
+)  # fmt: skip
+def test_a_post_mortem_names_the_cause(  # noqa: PLR0917  # parameters of the table
+    monkeypatch: pytest.MonkeyPatch,
+    properties: Mapping[str, Any] | None,
+    lines: list[str],
+    on_card: bool,
+    cause: str,
+    told: str,
+) -> None:
+    async def last_lines(*_: object) -> tuple[JournalLine, ...]:
+        return tuple(JournalLine(number, text) for number, text in enumerate(lines))
+
+    monkeypatch.setattr(EngineLogs, "last_words", last_lines)
+    status = properties and UnitStatus.from_properties(UNIT, {"ActiveState": "failed"}, properties)
+    instance = SimpleNamespace(plan=SimpleNamespace(on_card=on_card))
+    heard: list[Event] = []
+    made = effects(None, heard, scheduler=SimpleNamespace(by_run={RUN: instance}.get))
+    asyncio.run(made.post_mortem(ReadPostMortem(RUN, UNIT, status or None)))
+    (read,) = heard
+    assert isinstance(read, PostMortemRead)
+    assert read.error.details["cause"] == cause
+    assert read.error.details["advice"]
+    assert told in read.error.message
 
 
 def verify(

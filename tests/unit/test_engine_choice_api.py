@@ -86,7 +86,7 @@ def serve(
     async def main() -> None:
         lookup = Lookup(lambda: settings)
         daemon = SimpleNamespace(
-            lookup=lookup, settings=settings, scheduler=SimpleNamespace(instances=instances)
+            lookup=lookup, settings=settings, scheduler=SimpleNamespace(instances=instances), readers=()
         )
         runner = web.AppRunner(ControlApi(cast(Daemon, daemon), "252").application(), access_log=None)
         await runner.setup()

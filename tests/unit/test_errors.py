@@ -15,7 +15,13 @@ pytestmark = pytest.mark.unit
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 # Statuses that only the client gives itself.
-NEVER_OF_AN_ERROR = {ExitStatus.OK, ExitStatus.UNREACHABLE, ExitStatus.INTERRUPTED}
+NEVER_OF_AN_ERROR = {
+    ExitStatus.OK,
+    ExitStatus.UNREACHABLE,
+    ExitStatus.WARNED,
+    ExitStatus.UNFIT,
+    ExitStatus.INTERRUPTED,
+}
 every_code = pytest.mark.parametrize("code", list(ErrorCode))
 
 

@@ -62,9 +62,10 @@ def test_every_option_of_a_build_is_of_one_kind(build: str) -> None:
 
 
 def test_no_name_is_that_of_no_option() -> None:
-    """But for those of a fork that are refused."""
+    """But for those of a fork."""
     known = {name for build in BUILDS for name in build_named(build).flags}
     fork = {"--spec-draft-window", "--spec-draft-n-max-tail", "--kv-vram-cells"}
+    fork |= {"--reasoning-effort-allow", "--reasoning-effort-fallback", "--reasoning-max-tokens-floor"}
     assert {*FREE, *PRICED, *OWNED_NAMES} - known <= fork
 
 
@@ -156,7 +157,7 @@ def test_they_change_the_plan_and_not_only_the_command_line() -> None:
         ("--port 8080", "a socket of its own"),
         ("--api-key secret", "locked out"),
         ("--fit on", "the plan is what was priced"),
-        ("--device none", "which card is used"),
+        ("--device none", "which cards a model is on"),
         ("--no-slots", "watches its engines"),
         ("-md /d.gguf", "found beside their model"),
         ("--spec-type draft-simple", "only draft-mtp and none"),
@@ -178,7 +179,7 @@ def test_they_change_the_plan_and_not_only_the_command_line() -> None:
         ("--embeddings", "has no price here yet"),
         ("--reranking", "has no price here yet"),
         ("-nr", "has no price here yet"),
-        ("-ts 1,1", "has no price here yet"),
+        ("-ts 1,1", "--gpu names the only one"),
     ],
 )
 def test_refused_with_the_reason(line: str, words: str) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from lllm3090d.serving.history import KEPT_EVENTS, SUBSCRIBER_BACKLOG, History, now_text
+from lllm3090d.serving.event_table import Bounds, EventTable
+from lllm3090d.serving.history import (
+    KEPT_EVENTS,
+    MOST_DETAILS_CHARACTERS,
+    SUBSCRIBER_BACKLOG,
+    History,
+    Since,
+    now_text,
+)
 from lllm3090d.serving.instance import InstanceState
-from lllm3090d.wire import Event, EventKind
+from lllm3090d.serving.moments import realtime_us
+from lllm3090d.store import Store
+from lllm3090d.wire import Actor, ActorKind, Event, EventKind
 
 pytestmark = pytest.mark.unit
 
@@ -63,6 +75,7 @@ def test_an_event_carries_what_it_was_told() -> None:
         run="ab12",
         state=InstanceState.READY,
         previous=InstanceState.LOADING,
+        actor=Actor(kind=ActorKind.DAEMON),
         message="engine answers",
         details={"a": 1},
     )
@@ -187,5 +200,155 @@ def test_who_follows_after_the_end_gets_what_was_kept_and_the_end() -> None:
         add(history, 2)
         history.close()
         assert await rest(history.follow(0)) == [1, 2]
+
+    run(scenario())
+
+
+# --- who, how much, and across restarts ---------------------------------------------------------------------
+
+CLIENT = Actor(kind=ActorKind.CLIENT, uid=1000, pid=42, program="lllm3090ctl")
+
+
+def test_a_cause_holds_for_what_is_added_meanwhile() -> None:
+    history = History()
+    with history.caused_by(CLIENT):
+        assert history.add(EventKind.STATE).actor == CLIENT
+        with history.caused_by(Actor(kind=ActorKind.ENGINE)):
+            assert history.add(EventKind.STATE).actor == Actor(kind=ActorKind.ENGINE)
+        assert history.add(EventKind.STATE, actor=Actor(kind=ActorKind.SYSTEMD)).actor != CLIENT
+        assert history.add(EventKind.STATE).actor == CLIENT
+    with pytest.raises(ZeroDivisionError), history.caused_by(CLIENT):
+        _ = 1 // 0
+    assert history.add(EventKind.STATE).actor == Actor(kind=ActorKind.DAEMON)
+
+
+def test_an_event_that_nobody_could_keep_is_cut() -> None:
+    event = History().add(
+        EventKind.REFUSED,
+        message="x" * 100_000,
+        details={"code": "c", "many": ["x" * 100] * 1000, "few": [1, 2]},
+    )
+    assert len(event.message) < 5000
+    assert event.details == {"code": "c", "few": [1, 2], "left_out": ["many"]}
+    assert len(event.model_dump_json()) < 2 * MOST_DETAILS_CHARACTERS
+
+
+def kept(path: Path, days: int = 90, size_bytes: int = 16 << 20) -> tuple[Store, History]:
+    """The history of a daemon, on a state file."""
+    store = Store(path / "state.db")
+    return store, History(EventTable(lambda: store, lambda: Bounds(days, size_bytes)))
+
+
+def seqs_of(history: History, since: Since) -> list[int]:
+    async def scenario() -> list[int]:
+        return [event.seq async for event in history.past(since)]
+
+    return run(scenario())
+
+
+def test_a_follower_goes_on_where_the_last_daemon_ended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, first = kept(tmp_path)
+        await first.open()
+        add(first, 5)
+        await first.end()
+        store.close()
+        store, second = kept(tmp_path)
+        numbers = await second.open()
+        assert numbers is not None
+        assert (numbers.next, numbers.ended) == (6, True)
+        stream = second.follow(3)
+        assert await take(stream, 2) == [4, 5]
+        add(second, 2)
+        assert await take(stream, 2) == [6, 7]
+        await stream.aclose()
+        await second.end()
+        store.close()
+
+    run(scenario())
+
+
+def test_after_a_kill_numbers_are_above_all_that_were_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, killed = kept(tmp_path)
+        await killed.open()
+        add(killed, 3)
+        recorder = killed._recorder
+        assert recorder is not None
+        await recorder.flush()
+        told = killed.add(EventKind.STATE, message="told, and never written").seq
+        recorder._waiting.clear()  # what dies with the process
+        assert recorder._task is not None
+        recorder._task.cancel()
+        store.close()
+        store, second = kept(tmp_path)
+        numbers = await second.open()
+        assert numbers is not None
+        assert not numbers.ended
+        assert numbers.last_at == killed.since(2)[0].at
+        assert second.add(EventKind.STATE).seq > told
+        assert seqs_of_memory(second)[:3] == [1, 2, 3]
+        await second.end()
+        store.close()
+
+    run(scenario())
+
+
+def seqs_of_memory(history: History) -> list[int]:
+    return [event.seq for event in history.since(0)]
+
+
+def test_what_no_longer_fits_into_memory_is_read_from_the_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, history = kept(tmp_path)
+        await history.open()
+        add(history, KEPT_EVENTS)
+        assert history._recorder is not None
+        await history._recorder.flush()
+        add(history, 700)
+        assert history.since(0)[0].seq == 701
+        async with contextlib.aclosing(history.past(Since(seq=10))) as past:
+            assert [event.seq async for event in past] == list(range(11, KEPT_EVENTS + 701))
+        async with contextlib.aclosing(history.past(Since(last=KEPT_EVENTS + 1))) as past:
+            assert [event.seq async for event in past] == list(range(700, KEPT_EVENTS + 701))
+        assert len(await history.of_model("qwen")) == KEPT_EVENTS + 700
+        assert await history.models() == ("qwen",)
+        await history.end()
+        store.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("last", [0, 1, 3, 99])
+def test_the_last_ones_are_the_newest(last: int) -> None:
+    history = History()
+    add(history, 3)
+    assert seqs_of(history, Since(last=last)) == list(range(1, 4))[max(0, 3 - last) :]
+
+
+def test_a_moment_leaves_out_what_was_before() -> None:
+    history = History()
+    add(history, 2)
+    at = history.since(1)[0].at
+    assert seqs_of(history, Since(from_us=realtime_us(at)))[-1] == 2
+    assert seqs_of(history, Since(from_us=realtime_us(at) + 1_000_000)) == []
+
+
+def test_without_a_file_the_daemon_has_its_history_in_memory(tmp_path: Path) -> None:
+    """Numbers begin above all that a daemon that could write may have told."""
+
+    async def scenario() -> None:
+        (tmp_path / "state.db").mkdir()  # no database
+        store, history = kept(tmp_path)
+        numbers = await history.open()
+        assert numbers is not None
+        assert numbers.next > 1_700_000_000_000
+        add(history, 3)
+        assert [event.seq for event in history.since(0)] == [numbers.next + n for n in range(3)]
+        problem = history.problem()
+        assert problem is not None
+        assert "not recorded" in problem.message
+        await history.end()
+        store.close()
 
     run(scenario())

@@ -17,6 +17,7 @@ from lllm3090d.planning.units import MIB
 from lllm3090d.serving import journal
 from lllm3090d.serving.admission import rooms
 from lllm3090d.serving.daemon import Daemon
+from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.journal import JournalLine
 from lllm3090d.serving.learnt import NO_BUILD
 from lllm3090d.serving.statistics import Statistics
@@ -63,6 +64,7 @@ def daemon_of(desk: Desk, *, broken: LlmError | None = None) -> Daemon:
             observe=lambda: desk.observation,
             look_for_desktop=nothing,
             loaded=loaded,
+            logs=EngineLogs(),
             lookup=SimpleNamespace(engines=SimpleNamespace(all=lambda: ())),
         ),
     )

@@ -13,6 +13,7 @@ from lllm3090d.engines.binaries import binaries_digest, fingerprint, fit_params,
 from lllm3090d.engines.capabilities import Backend, Build
 from lllm3090d.engines.probe import Texts
 from lllm3090d.engines.probe_cache import ProbeCache, pack, surroundings, unpack
+from lllm3090d.engines.visibility import DEVICE_VARIABLES
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.store import FILE_NAME, Store
 from tests.fakes.gated import Gate
@@ -100,7 +101,7 @@ def test_devices_are_asked_again_after_a_boot(
 def test_variables_that_hide_devices_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = surroundings({"PATH": "/x"})
     assert surroundings({"PATH": "/y", "HOME": "/z"}) == plain
-    others = [surroundings({name: "1"}) for name in probe_cache.DEVICE_VARIABLES]
+    others = [surroundings({name: "1"}) for name in (*DEVICE_VARIABLES, "LD_LIBRARY_PATH")]
     assert len({plain, *others}) == 1 + len(others)
     monkeypatch.setattr(probe_cache, "BOOT_ID", tmp_path / "gone")
     assert surroundings({}) != plain  # nobody can tell this boot from another

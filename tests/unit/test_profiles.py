@@ -22,7 +22,9 @@ from lllm3090d.gpus.profiles import (
     parse_vram,
     profile_of,
 )
-from lllm3090d.planning.speeds import REFERENCE_BACKEND, qualify, shown_speed
+from lllm3090d.planning.request import Features
+from lllm3090d.planning.speeds import REFERENCE_BACKEND, measured_steps, predicting, qualify, shown_speed
+from lllm3090d.planning.tier_speed import DecodeStep, link_speed, tokens_per_s
 
 pytestmark = pytest.mark.unit
 
@@ -212,3 +214,57 @@ def test_circumstances_name_what_was_noted() -> None:
         "rtx-3090, cuda, no speculation, build b1"
     )
     assert shown_speed((), named_profile("rtx-3090"), Backend.CUDA) is None
+
+
+# --- what a tier's speed is predicted from -------------------------------------------------------------------
+
+
+def test_a_step_is_taken_only_from_this_card_and_backend() -> None:
+    speeds, here = named("qwen3.8-27b"), named_profile("rtx-3090")
+    plain = measured_steps(speeds, here, Backend.CUDA).of("none")
+    assert isinstance(plain, DecodeStep)
+    assert plain.tokens == 1
+    assert plain.tokens_per_s == pytest.approx(43.2)  # the first of three workloads
+    assert plain.evidence == "43.2 tokens/s measured (rtx-3090, cuda, no speculation, prose)"
+    drafted = measured_steps(speeds, here, Backend.CUDA).of("mtp")
+    assert drafted == (
+        "84.9 tokens/s measured (rtx-3090, cuda, mtp, prose), and nobody has noted how many tokens a step yielded"
+    )
+    unknown = measured_steps(speeds, here, Backend.CUDA).of("dflash")
+    assert isinstance(unknown, str) and unknown.endswith("3090 with cuda with this kind of drafts")
+    for card, backend in ((named_profile("rtx-4090"), Backend.CUDA), (here, Backend.ROCM)):
+        reason = measured_steps(speeds, card, backend).of("none")
+        assert reason == f"nobody has noted a speed of this very file on {card.name} with {backend}"
+    assert measured_steps(speeds, absent_profile(), Backend.CUDA).of("none") == (
+        "nobody has noted a speed of this very file without a card"
+    )
+    assert measured_steps((), here, Backend.CUDA).of("none") == "nobody has noted a speed of this very file"
+    # A build that could not be asked is not taken for the measured one.
+    assert isinstance(measured_steps(speeds, here, Backend.UNKNOWN).of("none"), str)
+
+
+def test_a_noted_step_gives_the_published_prediction() -> None:
+    """Mirai S on an RTX 3090, PCIe 3.0 x16, the line at 44,000 cells: 2.40 tokens a step of 36 ms."""
+    without = MeasuredSpeed(tokens_per_s=60, card="rtx-3090", backend="cuda", speculation="mtp")
+    noted = without.model_copy(update={"tokens_per_s": 2.40 / 0.036, "tokens_per_step": 2.40})
+    step = measured_steps((without, noted), named_profile("rtx-3090"), Backend.CUDA).of("mtp")
+    link = link_speed(3, 16)
+    assert isinstance(step, DecodeStep) and link is not None
+    assert step.evidence.endswith("2.4 tokens a step")
+    for depth, published, measured in ((60_000, 29.7, 27.9), (120_000, 9.7, 9.5), (180_000, 5.8, 5.8)):
+        found = tokens_per_s(step, link, depth_tokens=depth, line_tokens=44_000, cell_bytes=34_816)
+        assert found == pytest.approx(published, rel=0.01)
+        assert found == pytest.approx(measured, rel=0.07)
+
+
+@pytest.mark.parametrize("tokens", [0.5, 0, -1, 101, float("nan")])
+def test_a_step_yields_at_least_its_own_token(tokens: float) -> None:
+    with pytest.raises(ValidationError):
+        MeasuredSpeed(
+            tokens_per_s=60, card="rtx-3090", backend="cuda", speculation="mtp", tokens_per_step=tokens
+        )
+
+
+def test_without_a_tier_there_is_nothing_to_predict() -> None:
+    plain = Features(Backend.CUDA)
+    assert predicting(plain, named("qwen3.8-27b"), named_profile("rtx-3090")) == plain

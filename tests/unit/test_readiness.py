@@ -16,6 +16,7 @@ from typing import TypeVar
 import pytest
 
 from lllm3090d.serving import readiness
+from lllm3090d.serving.load_watch import LoadCounters, LoadLimits, LoadVerdict
 from lllm3090d.serving.readiness import Health, Progress, belongs_to, cgroups_of, health, wait_until_ready
 
 pytestmark = pytest.mark.unit
@@ -232,9 +233,13 @@ def wait(
     resident: Callable[[], int] = lambda: 1,
     on_progress: Callable[[Progress], None] = ignore,
     stall_timeout_s: float = 3600.0,
-) -> Awaitable[bool]:
+    cap_s: float = 3600.0,
+    counters: Callable[[], LoadCounters] = LoadCounters,
+) -> Awaitable[LoadVerdict | None]:
     group = control_group if callable(control_group) else lambda: control_group
-    return wait_until_ready(path, group, resident, on_progress, stall_timeout_s)
+    return wait_until_ready(
+        path, group, resident, on_progress, limits=LoadLimits(stall_timeout_s, cap_s), counters=counters
+    )
 
 
 def test_waiting_ends_when_the_server_turns_200(path: Path, own_cgroup: str) -> None:
@@ -244,7 +249,7 @@ def test_waiting_ends_when_the_server_turns_200(path: Path, own_cgroup: str) -> 
             await server.wait_for_requests(3)
             assert not waiting.done()
             server.answer = OK
-            assert await waiting is True
+            assert await waiting is None
 
     run(scenario())
 
@@ -260,7 +265,7 @@ def test_waiting_begins_before_anybody_listens(path: Path, own_cgroup: str) -> N
         waiting = asyncio.ensure_future(wait(path, control_group))
         await looked.wait()
         async with serving(path, OK):
-            assert await waiting is True
+            assert await waiting is None
 
     run(scenario())
 
@@ -269,7 +274,7 @@ def test_the_cgroup_may_become_known_later(path: Path, own_cgroup: str) -> None:
     async def scenario() -> None:
         answers = iter(["", "", "/some.slice", own_cgroup])
         async with serving(path, OK) as server:
-            assert await wait(path, lambda: next(answers)) is True
+            assert await wait(path, lambda: next(answers)) is None
             assert len(server.requests) == 1
 
     run(scenario())
@@ -279,7 +284,7 @@ def test_an_engine_that_is_ready_at_once_costs_no_wait(path: Path, own_cgroup: s
     async def scenario() -> None:
         async with serving(path, OK) as server:
             # Neither progress nor memory is asked for.
-            assert await wait(path, own_cgroup, resident=lambda: 1 // 0) is True
+            assert await wait(path, own_cgroup, resident=lambda: 1 // 0) is None
             assert len(server.requests) == 1
 
     run(scenario())
@@ -299,7 +304,7 @@ def test_a_load_without_growth_is_given_up(path: Path, own_cgroup: str, resident
                 on_progress=seen.append,
                 stall_timeout_s=0.05,
             )
-            assert await ready is False
+            assert await ready is LoadVerdict.STALLED
 
     began = time.monotonic()
     run(scenario())
@@ -330,7 +335,7 @@ def test_growth_keeps_a_load_alive_longer_than_the_limit(path: Path, own_cgroup:
                 on_progress=note,
                 stall_timeout_s=limit_s,
             )
-            assert await ready is True
+            assert await ready is None
 
     run(scenario())
     assert seen[-1].elapsed_s > 4 * limit_s
@@ -346,18 +351,60 @@ def test_memory_that_shrinks_and_comes_back_is_no_growth(path: Path, own_cgroup:
 
     async def scenario() -> None:
         async with serving(path, LOADING):
-            assert (
-                await wait(path, own_cgroup, resident=lambda: next(figures), stall_timeout_s=0.05) is False
-            )
+            given_up = await wait(path, own_cgroup, resident=lambda: next(figures), stall_timeout_s=0.05)
+            assert given_up is LoadVerdict.STALLED
 
     run(scenario())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["read_bytes", "disk_bytes", "written_bytes", "resident_bytes"])
+def test_a_load_that_only_reads_or_logs_gets_on(path: Path, own_cgroup: str, name: str) -> None:
+    """Its memory was taken at once, as an engine does that fills a card through a staging buffer."""
+    seen: list[Progress] = []
+    growth = iter(range(1, 1_000_000))
+
+    async def scenario() -> None:
+        async with serving(path, LOADING) as server:
+
+            def note(progress: Progress) -> None:
+                seen.append(progress)
+                if progress.elapsed_s > 0.2:
+                    server.answer = OK
+
+            ready = wait(
+                path,
+                own_cgroup,
+                resident=lambda: 1 << 30,
+                counters=lambda: LoadCounters(**{name: next(growth)}),
+                on_progress=note,
+                stall_timeout_s=0.05,
+            )
+            assert await ready is None
+
+    run(scenario())
+    assert seen[-1].elapsed_s > 0.2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_load_that_gets_on_for_ever_is_given_up_at_its_bound(path: Path, own_cgroup: str) -> None:
+    growth = iter(range(1, 1_000_000))
+
+    async def scenario() -> None:
+        async with serving(path, LOADING):
+            ready = wait(path, own_cgroup, resident=lambda: next(growth), stall_timeout_s=0.05, cap_s=0.1)
+            assert await ready is LoadVerdict.TOO_LONG
+
+    began = time.monotonic()
+    run(scenario())
+    assert time.monotonic() - began > 0.1
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_stranger_never_makes_it_ready(path: Path) -> None:
     async def scenario() -> None:
         async with serving(path, OK):
-            assert await wait(path, "/some.slice/x.service", stall_timeout_s=0.05) is False
+            assert await wait(path, "/some.slice/x.service", stall_timeout_s=0.05) is LoadVerdict.STALLED
 
     run(scenario())
 

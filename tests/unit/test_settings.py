@@ -12,6 +12,7 @@ from pathlib import Path
 import annotated_types
 import pytest
 
+from lllm3090d.engines.tier_flags import ReasoningRules
 from lllm3090d.errors import ErrorCode, ExitStatus, LlmError
 from lllm3090d.settings import (
     ENVIRONMENT_PREFIX,
@@ -33,7 +34,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HOME = "/home/somebody"
 RUNTIME = "/run/user/1000"
 PATH_KEYS = ("models_dir", "state_dir", "runtime_dir", "llama_dir", "engines_dir", "catalogue_file")
-UNITS = {"mib": "MiB", "tokens": "tokens", "s": "seconds"}
+UNITS = {"mib": "MiB", "tokens": "tokens", "s": "seconds", "days": "days"}
 
 
 @pytest.fixture(autouse=True)
@@ -228,10 +229,15 @@ BAD_VALUES = [
     ("context_checkpoints", "257", "less than or equal to 256"),
     ("checkpoint_min_step_tokens", "-1", "greater than or equal to 0"),
     ("prompt_cache_mib", "-5", "greater than or equal to 0"),
+    ("reasoning_efforts", "7", "valid string"),
+    ("reasoning_efforts", '"low, ,high"', "'' is no word for an effort"),
+    ("reasoning_effort_fallback", '"medium"', "not among those allowed"),
+    ("reasoning_floor_tokens", "-1", "greater than or equal to 0"),
     ("engine_pin", '""', "at least 1 character"),
     ("load_timeout_s", "0", "greater than 0"),
     ("load_timeout_s", "nan", "less than or equal to 86400"),
     ("load_timeout_s", "inf", "less than or equal to 86400"),
+    ("load_cap_s", "-1", "greater than or equal to 0"),
     ("stop_timeout_s", '"soon"', "number"),
     ("verify_after_load", '"maybe"', "'off', 'peak' or 'probe'"),
     ("release_timeout_s", "-0.5", "greater than 0"),
@@ -242,6 +248,10 @@ BAD_VALUES = [
     ("serve_smaller", '"perhaps"', "boolean"),
     ("pressure_policy", '"panic"', "'warn', 'yield' or 'ignore'"),
     ("pressure_grace_s", "0", "greater than 0"),
+    ("device_memory_limit", '"perhaps"', "boolean"),
+    ("history_days", "0", "greater than or equal to 1"),
+    ("history_mib", "1025", "less than or equal to 1024"),
+    ("suspend", '"hibernate"', "'auto', 'unload', 'keep' or 'stop'"),
     ("stop_models_on_exit", '"perhaps"', "boolean"),
     ("log_level", '"INFO"', "'debug', 'info', 'warning' or 'error'"),
 ]
@@ -295,6 +305,23 @@ def test_a_bad_alias_is_named(tmp_path: Path) -> None:
 def test_a_bad_argument_is_named(tmp_path: Path) -> None:
     message = refusal(tmp_path, 'extra_arguments = { "*" = ["--threads", 8] }').message
     assert "config.toml: extra_arguments.*.1 = 8" in message
+
+
+def test_rules_for_reasoning_go_together(tmp_path: Path) -> None:
+    assert load(tmp_path).reasoning == ReasoningRules()
+    lines = (
+        'reasoning_efforts = "low, medium,xhigh"',
+        'reasoning_effort_fallback = "medium"',
+        "reasoning_floor_tokens = 24576",
+    )
+    text = "\n".join(lines)
+    assert load(tmp_path, text).reasoning == ReasoningRules(("low", "medium", "xhigh"), "medium", 24_576)
+    alone = refusal(tmp_path, 'reasoning_efforts = "low,medium"')
+    assert "reasoning_effort_fallback" in alone.message and "must stand in" in alone.message
+    other = refusal(
+        tmp_path, 'reasoning_efforts = "low,medium"', {"LLLM3090_REASONING_EFFORT_FALLBACK": "high"}
+    )
+    assert "high stands in for other efforts and is not among those allowed" in other.message
 
 
 def test_the_overruled_value_is_not_blamed(tmp_path: Path) -> None:
@@ -397,7 +424,7 @@ def default_text(settings: Settings, key: str) -> str:
         return f"{value:g}"
     if key in EXAMPLES_OF_TABLES:
         return "{}"
-    return str(value).replace(HOME, "~").replace(RUNTIME, "$XDG_RUNTIME_DIR")
+    return str(value).replace(HOME, "~").replace(RUNTIME, "$XDG_RUNTIME_DIR") or '""'
 
 
 def test_the_reference_describes_every_setting_as_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Worked cases of another planner, Quartermaster: what of them holds here, what is replaced and by what.
 
 Every case that a public test of that program asserts is in exactly one of three tables: a check of ours reproduces it,
-a rule of ours deliberately replaces it, or nothing here computes such a thing yet, of which there is none left. A rule is named by its number in the
+a rule of ours deliberately replaces it, or nothing here computes such a thing yet. A rule is named by its number in the
 list of that program's inconsistencies (I1 to I32), as the table of what is charged ("memory-model 8"), or as that of
 growth beside loaded models ("pressure", :mod:`lllm3090d.serving.pressure`).
 ``pytest -rP -k every_case`` prints the list.

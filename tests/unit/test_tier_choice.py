@@ -94,6 +94,7 @@ def test_where_all_fits_as_wanted_there_is_nothing_to_choose() -> None:
     assert only.way is Way.VRAM and only.fits
     assert only.offer == Offer(CacheType.Q8_0, WINDOW)
     assert only.end_tokens_per_s == only.half_tokens_per_s == STEP.tokens_per_s
+    assert only.speed == f"Speed predicted from {STEP.evidence}."
 
 
 def test_on_12_gb_the_tier_comes_first_with_long_drafts_beyond_its_line() -> None:
@@ -108,6 +109,7 @@ def test_on_12_gb_the_tier_comes_first_with_long_drafts_beyond_its_line() -> Non
     assert first.sizes is not None and first.cost is not None
     assert first.sizes.host_bytes == pytest.approx((WINDOW - first.offer.line_tokens) * 34_816, rel=0.02)
     assert "expected to be in use" in first.reasons[0]
+    assert first.speed == f"Speed predicted from {STEP.evidence}; bus 23.7 GB/s, measured on PCIe 4.0 x16."
     # 23.7 GB/s: half of the window is just beyond the line, its end far beyond.
     assert first.half_tokens_per_s is not None and first.end_tokens_per_s is not None
     assert STEP.tokens_per_s > first.half_tokens_per_s > 50
@@ -147,11 +149,14 @@ def test_on_8_gb_nothing_is_worth_it() -> None:
 
 
 def test_without_speed_or_bus_nothing_is_predicted() -> None:
-    for changes in ({"step": None}, {"link": None}):
+    for changes, why in (
+        ({"step": "nobody was there"}, "Speed not predicted: nobody was there."),
+        ({"link": None}, "Speed not predicted: the link between host and card is not known."),
+    ):
         tier = candidates(wish(11_975, **changes), Prices())[0]
         assert tier.way is Way.TIER
         assert tier.end_tokens_per_s is None and tier.half_tokens_per_s is None
-        assert any("cannot be predicted" in reason for reason in tier.reasons)
+        assert tier.speed == why
 
 
 def test_conditions_that_do_not_hold_are_the_reasons() -> None:

@@ -20,6 +20,8 @@ from lllm3090d.engines.tier_flags import (
 )
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.tier import Tier, TierOffer, TierSizes
+from lllm3090d.serving.events import Admitted
+from tests.fakes.scheduler_world import World
 
 pytestmark = pytest.mark.unit
 
@@ -144,11 +146,12 @@ def test_a_micro_batch_that_the_engine_would_ignore_is_not_set() -> None:
 
 # --- reasoning ---
 
+WORDS = ("reasoning_effort", "reasoning_effort=low", "reasoning_effort=medium")
 RULES = ReasoningRules(("low", "medium", "xhigh"), "medium", 24_576)
 
 
 def test_rules_for_reasoning() -> None:
-    assert reasoning_arguments(RULES, LATEST).arguments == (
+    assert reasoning_arguments(RULES, WORDS, LATEST).arguments == (
         "--reasoning-effort-allow",
         "low,medium,xhigh",
         "--reasoning-effort-fallback",
@@ -156,16 +159,50 @@ def test_rules_for_reasoning() -> None:
         "--reasoning-max-tokens-floor",
         "24576",
     )
-    assert reasoning_arguments(RULES, LATEST).environment == ()
+    assert reasoning_arguments(RULES, WORDS, LATEST).environment == ()
+
+
+def test_only_for_what_the_template_reads() -> None:
+    """A template that knows no effort has none to be ruled; one that knows nothing of reasoning is left alone."""
+    floor = ("--reasoning-max-tokens-floor", "24576")
+    assert reasoning_arguments(RULES, ("enable_thinking",), LATEST).arguments == floor
+    assert reasoning_arguments(RULES, (), LATEST).arguments == ()
 
 
 def test_only_what_a_build_offers_and_nothing_that_is_off() -> None:
-    assert reasoning_arguments(RULES, UPSTREAM).arguments == ()
-    assert reasoning_arguments(ReasoningRules(), LATEST).arguments == ()
+    assert reasoning_arguments(RULES, WORDS, UPSTREAM).arguments == ()
+    assert reasoning_arguments(ReasoningRules(), WORDS, LATEST).arguments == ()
     half = replace(UPSTREAM, flags=frozenset({"--reasoning-effort-allow"}))
-    assert reasoning_arguments(RULES, half).arguments == ()
+    assert reasoning_arguments(RULES, WORDS, half).arguments == ()
     floor = replace(UPSTREAM, flags=frozenset({"--reasoning-max-tokens-floor"}))
-    assert reasoning_arguments(RULES, floor).arguments == ("--reasoning-max-tokens-floor", "24576")
+    assert reasoning_arguments(RULES, WORDS, floor).arguments == ("--reasoning-max-tokens-floor", "24576")
+
+
+def test_a_load_passes_the_rules_of_the_settings_to_an_engine_that_has_them() -> None:
+    """Through the scheduler, for a model whose template reads them and for one whose template does not."""
+    world = World(reasoning=RULES)
+    event = world.request("a", "t")
+    able = replace(event.capabilities, flags=event.capabilities.flags | REASONING)
+    assert event.ruled is not None and not event.ruled.reasoning
+    reads = replace(event.ruled, reasoning=WORDS)
+    lines = {}
+    for name, changes in (
+        ("both", {"facts": reads, "capabilities": able}),
+        ("template", {"facts": reads}),
+        ("engine", {"capabilities": able}),
+    ):
+        effects = World(reasoning=RULES).load("a", "t", **changes)
+        (answer,) = (effect for effect in effects if isinstance(effect, Admitted))
+        lines[name] = answer.argv
+    start = lines["both"].index("--reasoning-effort-allow")
+    assert lines["both"][start : start + 6] == reasoning_arguments(RULES, WORDS, LATEST).arguments
+    assert not REASONING & {*lines["template"], *lines["engine"]}
+    (plain,) = (
+        effect
+        for effect in World().load("a", "t", facts=reads, capabilities=able)
+        if isinstance(effect, Admitted)
+    )
+    assert not REASONING & {*plain.argv}
 
 
 @pytest.mark.parametrize(

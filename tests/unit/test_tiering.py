@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
@@ -14,8 +18,13 @@ from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.planner import CappedBy, Plan, PlanRequest, plan
 from lllm3090d.planning.quote import MIB, Place
 from lllm3090d.planning.request import Drafting, Features, Room, TierRoom
+from lllm3090d.planning.reserves import Budget, BudgetLine
 from lllm3090d.planning.tier import LEAST_LINE_TOKENS, TierOffer, rollback_tokens
+from lllm3090d.planning.tier_choice import Way
 from lllm3090d.planning.tier_conditions import HostMemory, TierMachine
+from lllm3090d.planning.tier_speed import DecodeStep, MeasuredSteps, link_speed
+from lllm3090d.serving.plan_views import plan_view
+from lllm3090d.wire_plans import TierView
 from tests.unit.engine_truth import POLICY, facts_of
 
 pytestmark = pytest.mark.unit
@@ -139,3 +148,98 @@ def test_where_the_engine_would_not_split_it_is_refused_with_the_reason(
 
 def test_a_card_too_small_for_a_line_is_refused_with_the_line() -> None:
     assert f"fewer than {LEAST_LINE_TOKENS}" in refusal(PlanRequest(tiered=True), 18 * GIB).message
+
+
+# --- speed ---
+
+PLAIN = DecodeStep(1, 1 / 43.2, "43.2 tokens/s measured (a card)")
+FAST = replace(
+    TIER, link=link_speed(3, 16), steps=MeasuredSteps((("none", PLAIN), ("mtp", "nobody counted")))
+)
+
+
+def tier_view(made: Plan) -> TierView:
+    checkpoint = Checkpoint(MODEL, Path("/models/m/m.gguf"), (), 1)
+    lines = (BudgetLine("total", 24 * GIB, "test"),)
+    view = plan_view(
+        checkpoint, facts_of(MODEL), made, Budget(lines, lines), argv=(), card_kind=CardKind.NVIDIA
+    )
+    assert view.tier is not None
+    json.dumps(view.model_dump(mode="json"))
+    return view.tier
+
+
+def test_the_speed_at_the_windows_end_is_predicted_from_a_measured_step() -> None:
+    made = plan_of(PlanRequest(tiered=True, drafting=Drafting.OFF), 20 * GIB, FAST)
+    view = tier_view(made)
+    cell, line, context = 34_816, made.launch.line_tokens, made.context_tokens
+    for depth, told in ((context, view.end_tokens_per_s), (context // 2, view.half_tokens_per_s)):
+        seconds = 1 / 43.2 + max(0, depth - line) * cell / 12.5e9
+        assert told == pytest.approx(1 / seconds)
+    assert view.speed == (
+        "Speed predicted from 43.2 tokens/s measured (a card); bus 12.5 GB/s, measured on PCIe 3.0 x16."
+    )
+    assert view.speed in made.notes
+    possible = [way.fits for way in view.ways]
+    assert possible == sorted(possible, reverse=True)  # those that cannot be had come last
+    assert {way.way for way in view.ways} >= {Way.VRAM, Way.TIER, Way.Q4_0, Way.SMALLER}
+    tier = next(way for way in view.ways if way.way is Way.TIER)
+    assert (tier.card_tokens, tier.end_tokens_per_s) == (line, view.end_tokens_per_s)
+    whole = next(way for way in view.ways if way.way is Way.VRAM)
+    assert not whole.fits and whole.end_tokens_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("tier", "request_", "why"),
+    [
+        (FAST, PlanRequest(tiered=True), "nobody counted"),
+        (TIER, PlanRequest(tiered=True), "nobody has measured the model on this card"),
+        (
+            replace(FAST, link=None),
+            PlanRequest(tiered=True, drafting=Drafting.OFF),
+            "the link between host and card is not known",
+        ),
+    ],
+)
+def test_where_nothing_is_known_no_speed_is_told(tier: TierRoom, request_: PlanRequest, why: str) -> None:
+    made = plan_of(request_, 20 * GIB, tier)
+    view = tier_view(made)
+    assert (view.end_tokens_per_s, view.half_tokens_per_s) == (None, None)
+    assert view.speed == f"Speed not predicted: {why}."
+    assert view.speed in made.notes
+
+
+def test_of_an_adopted_launch_nothing_is_predicted() -> None:
+    made = replace(plan_of(PlanRequest(tiered=True, drafting=Drafting.OFF), 20 * GIB, FAST), ways=())
+    view = tier_view(made)
+    assert (view.end_tokens_per_s, view.speed, view.ways) == (None, None, ())
+
+
+def test_speeds_never_change_the_launch_that_was_asked_for() -> None:
+    request = PlanRequest(tiered=True, drafting=Drafting.OFF)
+    assert (
+        plan_of(request, 20 * GIB, FAST).launch
+        == plan_of(request, 20 * GIB, replace(TIER, link=None)).launch
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "mib", "says"),
+    [
+        (65_536, 16_384, "Ask for --context 65536 --cache-type q4_0 --tier."),
+        (98_304, 16_384, "Leave the tier out, and ask for --context"),
+        (196_608, 17_408, "Ask for --context 196608 --cache-type q4_0 --tier."),
+        (262_144, 14_336, "Leave the tier out, or ask for a smaller context."),
+    ],
+)
+def test_a_refusal_says_how_to_ask_for_the_best_of_the_other_ways(context: int, mib: int, says: str) -> None:
+    """What it says can be had: a smaller type, or a smaller window."""
+    asked = PlanRequest(context_tokens=context, parallel=1, drafting=Drafting.OFF, tiered=True)
+    hint = refusal(asked, mib * MIB).hint or ""
+    assert hint.startswith(says)
+    found = re.search(r"--context (\d+)(?: --cache-type (\w+))?( --tier)?", hint)
+    if found is None:
+        return
+    kind = CacheType(found[2]) if found[2] else None
+    other = replace(asked, context_tokens=int(found[1]), cache_type_k=kind, tiered=bool(found[3]))
+    assert plan_of(other, mib * MIB).context_tokens == int(found[1])

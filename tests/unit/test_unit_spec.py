@@ -286,7 +286,8 @@ def test_a_record_keeps_every_field_of_a_plan() -> None:
     """All of them differ from what an old record stands for; only the facts of a drafter are in its own file.
 
     Nor are the cards of a plan for several, whose shares the record has beside the plan; nor its price without what
-    was learnt, which only the daemon that planned it compares with what it measures.
+    was learnt, which only the daemon that planned it compares with what it measures; nor what else its tier
+    could have been.
     """
     draft = Draft(5, CacheType.Q4_0, CacheType.F32, window_tokens=16_384, spec_type=SpecType.DFLASH)
     plan = replace(
@@ -316,7 +317,7 @@ def test_a_record_keeps_every_field_of_a_plan() -> None:
         for field in fields(kind)
         if field.default is not MISSING and getattr(made, field.name) == getattr(old, field.name)
     ]
-    assert unset == ["Plan.split", "Plan.uncalibrated", "Launch.drafter"]
+    assert unset == ["Plan.split", "Plan.uncalibrated", "Plan.ways", "Launch.drafter"]
     text = record_of(plan).model_dump_json()
     record = read_record([f"{RECORD_VARIABLE}={text}"])
     assert record is not None

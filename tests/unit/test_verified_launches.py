@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lllm3090d.engines.capabilities import Backend
-from lllm3090d.engines.memory_errors import OUT_OF_DEVICE_MEMORY, ran_out_of_device_memory
+from lllm3090d.engines.crash_causes import OUT_OF_DEVICE_MEMORY, ran_out_of_device_memory
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.calibration import Calibration, CalibrationScope, Measurement, comparable_bytes
 from lllm3090d.planning.planner import PlanRequest

@@ -1,0 +1,233 @@
+"""logind on the system bus: what it tells of sleep, and the lock that makes it wait for us a moment.
+
+The lock is an open file that logind hands out: closed, it is released, also by the end of this process. logind waits
+for it at most ``InhibitDelayMaxSec=`` (5 s unless its settings say otherwise) and then sleeps all the same. While a
+sleep is being prepared nobody gets a new lock, so the next one is taken after the return.
+
+A machine without system bus or logind, such as a container, is no fault: nobody tells of sleep there, which
+:attr:`Logind.problem` says and one line in the log does.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Self
+
+from gi.repository import GLib
+
+from lllm3090d.bus.messages import Match, RemoteError, Signal, Target
+from lllm3090d.bus.thread import BusState, BusThread
+from lllm3090d.errors import ErrorCode, LlmError
+
+log = logging.getLogger(__name__)
+
+NAME = "org.freedesktop.login1"
+PATH = "/org/freedesktop/login1"
+MANAGER_INTERFACE = NAME + ".Manager"
+MANAGER = Target(NAME, PATH, MANAGER_INTERFACE)
+PROPERTIES = Target(NAME, PATH, "org.freedesktop.DBus.Properties")
+WHO = "lllm3090d"
+DEFAULT_DELAY_S = 5.0  # InhibitDelayMaxSec= of logind
+CALL_TIMEOUT_S = 3.0
+
+
+class SleepNews(enum.Enum):
+    """What a listener is told."""
+
+    GOING = enum.auto()  # the machine is about to sleep
+    AWAKE = enum.auto()  # it has slept, or will not
+    UNSURE = enum.auto()  # logind or the bus was away: news may be missed; ask
+
+
+def system_bus_address() -> str:
+    """``$DBUS_SYSTEM_BUS_ADDRESS``, else the usual socket."""
+    return os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") or "unix:path=/run/dbus/system_bus_socket"
+
+
+class Logind:
+    """What logind tells of sleep, and our lock. Made by :meth:`connect`.
+
+    Attributes:
+        delay_s: how long logind waits for a lock at most, as far as was known last.
+    """
+
+    def __init__(self, bus: BusThread | None) -> None:
+        self._bus = bus
+        self._listener: Callable[[SleepNews], None] | None = None
+        self._backlog: list[SleepNews] = []
+        self._lock: int | None = None
+        self._doubted = False  # logind was away: one that was restarted may know nothing of our lock
+        self._closed = False
+        self._absence: LlmError | None = None
+        self._refusal: LlmError | None = None
+        self.delay_s = DEFAULT_DELAY_S
+
+    @classmethod
+    async def connect(cls, address: str | None = None) -> Self:
+        """Listen to logind, from now on and after it was away. Never raises: see :attr:`problem`.
+
+        Args:
+            address: of the bus; None for the system bus.
+        """
+        bus = BusThread(address or system_bus_address())
+        try:
+            await bus.start()
+        except LlmError as error:
+            logind = cls(None)
+            logind._absent(error.message)
+            return logind
+        logind = cls(bus)
+        # Subscribed before asking: no signal falls between.
+        await bus.subscribe(
+            Match(NAME, MANAGER_INTERFACE, "PrepareForSleep", path=PATH), logind._on_prepare_for_sleep
+        )
+        await bus.subscribe(
+            Match("org.freedesktop.DBus", "org.freedesktop.DBus", "NameOwnerChanged", arg0=NAME),
+            logind._on_owner,
+        )
+        bus.add_state_handler(logind._on_bus_state)
+        await logind.look()
+        return logind
+
+    @property
+    def problem(self) -> LlmError | None:
+        """Why nobody tells of sleep, or why logind would not wait for us; None where all is well."""
+        return self._absence or self._refusal
+
+    @property
+    def delays(self) -> bool:
+        """Whether logind waits for us before it sleeps."""
+        return self._lock is not None
+
+    def set_listener(self, listener: Callable[[SleepNews], None]) -> None:
+        """Have ``listener`` called with all news, in order, on the asyncio loop; earlier ones follow."""
+        self._listener = listener
+        backlog, self._backlog = self._backlog, []
+        for news in backlog:
+            listener(news)
+
+    async def look(self) -> bool | None:
+        """Ask whether a sleep is being prepared or under way; None where nobody can tell, which is said once."""
+        if self._bus is None:
+            return None
+        try:
+            going = await _property(self._bus, "PreparingForSleep")
+            delay_us = await _property(self._bus, "InhibitDelayMaxUSec")
+        except RemoteError as error:
+            self._absent(f"logind does not answer: {error.message}")
+            return None
+        except LlmError as error:
+            self._absent(error.message)
+            return None
+        self.delay_s = int(delay_us) / 1e6
+        self._present()
+        return bool(going)
+
+    async def take_lock(self, why: str) -> None:
+        """Have logind wait for us before it sleeps, until :meth:`release_lock`; a lock that is held is kept.
+
+        Where logind refuses, :attr:`problem` says why: it will sleep without waiting, and still tell.
+        """
+        held = self._lock is not None and not self._doubted
+        if held or self._bus is None or await self.look() is None:
+            return
+        arguments = GLib.Variant("(ssss)", ("sleep", WHO, why, "delay"))
+        try:
+            files = await self._bus.method_for_files(MANAGER, "Inhibit", arguments, timeout_s=CALL_TIMEOUT_S)
+        except (RemoteError, LlmError) as error:
+            self._refused(error.message)
+            return
+        for file in files[1:]:
+            os.close(file)
+        if not files:
+            self._refused("its answer holds no file")
+        elif self._closed:
+            os.close(files[0])
+        else:
+            self.release_lock()  # one that was doubted
+            self._lock, self._refusal = files[0], None
+
+    def release_lock(self) -> None:
+        """logind need not wait for us any more."""
+        lock, self._lock, self._doubted = self._lock, None, False
+        if lock is not None:
+            os.close(lock)
+
+    async def close(self) -> None:
+        """Release the lock and listen no more."""
+        self._closed = True
+        self.release_lock()
+        if self._bus is not None:
+            await self._bus.close()
+
+    # --- what is wrong ---
+
+    def _absent(self, why: str) -> None:
+        said, self._absence = (
+            self._absence,
+            _problem(
+                f"nobody tells when this machine goes to sleep, so models stay loaded then: {why}",
+                "On a desktop: systemctl status systemd-logind dbus. In a container there is nothing to do.",
+            ),
+        )
+        _say_once(self._absence, said)
+
+    def _present(self) -> None:
+        if self._absence is not None:
+            log.info("logind answers")
+        self._absence = None
+
+    def _refused(self, why: str) -> None:
+        said, self._refusal = (
+            self._refusal,
+            _problem(
+                f"logind would not wait for models to be unloaded before it sleeps: {why}",
+                "See: systemd-inhibit --list, and journalctl -u systemd-logind",
+            ),
+        )
+        _say_once(self._refusal, said)
+
+    # --- signals, all on the asyncio loop and in order ---
+
+    def _tell(self, news: SleepNews) -> None:
+        if self._closed:
+            return
+        if self._listener is None:
+            self._backlog.append(news)
+        else:
+            self._listener(news)
+
+    def _on_prepare_for_sleep(self, signal: Signal) -> None:
+        self._tell(SleepNews.GOING if signal.arguments[0] else SleepNews.AWAKE)
+
+    def _on_owner(self, signal: Signal) -> None:
+        if signal.arguments[2]:
+            self._away()
+
+    def _on_bus_state(self, state: BusState) -> None:
+        if state is BusState.BACK:
+            self._away()
+
+    def _away(self) -> None:
+        """logind was away; the listener takes another lock in place of the one that it may have forgotten."""
+        self._doubted = True
+        self._tell(SleepNews.UNSURE)
+
+
+async def _property(bus: BusThread, name: str) -> Any:
+    arguments = GLib.Variant("(ss)", (MANAGER_INTERFACE, name))
+    (value,) = await bus.method(PROPERTIES, "Get", arguments, timeout_s=CALL_TIMEOUT_S)
+    return value
+
+
+def _problem(message: str, hint: str) -> LlmError:
+    return LlmError(ErrorCode.LOGIND_UNAVAILABLE, message, hint=hint)
+
+
+def _say_once(problem: LlmError, said: LlmError | None) -> None:
+    """Logged once, not again at every attempt."""
+    if said is None or said.message != problem.message:
+        log.info("%s", problem.message, extra={"hint": problem.hint})
