@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from lllm3090ctl import cards, checkpoints, engines, happenings, loading, plans, render
+from lllm3090ctl import cards, checkpoints, comebacks, engines, happenings, loading, plans, render
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure
@@ -298,6 +298,24 @@ def unpin(client: Client, screen: Screen, name: str) -> int:
     """
     answer = client.pin(name, pinned=False)
     screen.result(answer.members, render.pinned(answer))
+    return ExitStatus.OK
+
+
+@cli.command()
+@_name_argument
+@_command()
+def reset(client: Client, screen: Screen, name: str) -> int:
+    """Start a model again that failed or stays down.
+
+    What happened to it is forgotten, so that it is started again by itself as often as before. It does not wait for the
+    start: see ps. A model that runs is left alone.
+
+    \b
+    Example:
+      lllm3090ctl reset smollm2
+    """
+    answer = client.reset(name)
+    screen.result(answer.members, comebacks.reset(answer))
     return ExitStatus.OK
 
 

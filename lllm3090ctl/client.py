@@ -203,6 +203,10 @@ class Client:
         """``POST /v1/models/{name}/pin``."""
         return self._ask("POST", f"/v1/models/{quote(name, safe='')}/pin", {"pinned": pinned})
 
+    def reset(self, name: str) -> Document:
+        """``POST /v1/models/{name}/reset``."""
+        return self._ask("POST", f"/v1/models/{quote(name, safe='')}/reset", {})
+
     def cancel(self, token: str) -> Document:
         """``POST /v1/cancel``."""
         return self._ask("POST", "/v1/cancel", {"token": token})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lllm3090ctl import refusal, suspend
+from lllm3090ctl import comebacks, refusal, suspend
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
 from lllm3090ctl.text import Block, Column, Table, clean, count, duration, mib, mib_up, pairs
@@ -375,11 +375,13 @@ def _use(view: Document) -> str:
 
 
 def _instance_failures(views: Sequence[Document]) -> list[Block]:
-    return [
-        f"{clean(view.text('name'))}: {problem_line(problem)}"
-        for view in views
-        if (problem := view.maybe_child("failure"))
-    ]
+    lines: list[Block] = []
+    for view in views:
+        problem = view.maybe_child("failure")
+        if problem:
+            lines.append(f"{clean(view.text('name'))}: {problem_line(problem)}")
+        lines += comebacks.lines(view)
+    return lines
 
 
 def _card_name(card: Document) -> str:

@@ -273,15 +273,19 @@ class Settings(BaseModel):
         default=5.0,
         description="seconds that a model must have been idle before it may be unloaded for another one",
     )
+    serve_smaller: bool = Field(
+        default=False,
+        description="take a smaller context than the one that was asked for where that does not fit, down to the"
+        " 40,960 tokens that an agent needs",
+    )
     restart_failed: bool = Field(
         default=True,
         description="start a model again that served and ended by itself, each time after a longer pause, until"
         " that is of no use",
     )
-    serve_smaller: bool = Field(
-        default=False,
-        description="take a smaller context than the one that was asked for where that does not fit, down to the"
-        " 40,960 tokens that an agent needs",
+    restart_pause_s: Annotated[float, Field(gt=0, le=300)] = Field(
+        default=1.0,
+        description="seconds before the first such start; each next pause of a row is four times as long, up to 300",
     )
     device_memory_limit: bool = Field(
         default=True,

@@ -141,6 +141,10 @@ class PinBody(Request):
     pinned: bool = Field(description="true: the model is never unloaded to make room; false: no longer so")
 
 
+class ResetBody(Request):
+    """Body of ``POST /v1/models/{name}/reset``: an empty object."""
+
+
 class SelectEngineBody(Request):
     """Body of ``POST /v1/engines/select``."""
 
@@ -190,6 +194,17 @@ class InstanceView(Response):
         description="a cache that was to be divided is; null where none was, or nobody could tell",
     )
     failure: dict[str, Any] | None = Field(default=None, description="problem document of a failed instance")
+    attempt: int = Field(
+        default=0,
+        description="which start in a row this is after ends that nobody wanted, and of a failed one the next start;"
+        " 0 for one that somebody asked for",
+    )
+    retry_in_s: float | None = Field(
+        default=None,
+        description="until a failed one is started again; null where it is not, or its start waits for room",
+    )
+    latch_reason: str | None = Field(default=None, description="why a latched one stays down")
+    way_out: str | None = Field(default=None, description="what can be done about that")
 
 
 class PendingView(Response):
@@ -606,6 +621,14 @@ class Pinned(Response):
     name: str
     run: str = Field(description="the launch that is pinned; a pin ends with it")
     pinned: bool
+
+
+class Reset(Response):
+    """Answer of ``POST /v1/models/{name}/reset``."""
+
+    name: str
+    run: str = Field(description="the launch that had ended, or the one that runs")
+    starts: bool = Field(description="it is being started again; false where it runs, and only what was is forgotten")
 
 
 class Cancelled(Response):

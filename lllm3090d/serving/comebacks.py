@@ -22,6 +22,7 @@ PASSING = frozenset(
         ErrorCode.QUEUE_TIMED_OUT,
         ErrorCode.CARD_UNREADABLE,
         ErrorCode.BUS_UNAVAILABLE,
+        ErrorCode.CARD_RELEASED,
     }
 )
 
@@ -66,14 +67,16 @@ class Comebacks:
             return None
         if error.code not in PASSING:
             return Latch(f"it could not be started again: {error.message}", error.hint or "")
-        self._note(instance, Again(policy.cap_s, instance.next_attempt))
+        # While the card is given away nothing is due; afterwards there is nothing to wait for.
+        delay_s = 0.0 if error.code is ErrorCode.CARD_RELEASED else policy.cap_s
+        self._note(instance, Again(delay_s, instance.next_attempt))
         return None
 
     def due(self, instances: Iterable[Instance]) -> tuple[Instance, ...]:
         """Those to be started again now; each is given once."""
         found = [
             each
-            for each in instances
+            for each in (instances if self._policy() is not None else ())
             if each.state is InstanceState.FAILED
             and each.retry_at_s is not None
             and each.retry_at_s <= self._clock()
@@ -83,10 +86,10 @@ class Comebacks:
         return tuple(found)
 
     def next_s(self, instances: Iterable[Instance]) -> float | None:
-        """When the next one is due, on the clock; None where none is."""
+        """When the next one is due, on the clock; None where none is, or nothing is started again any more."""
         moments = [
             each.retry_at_s
-            for each in instances
+            for each in (instances if self._policy() is not None else ())
             if each.state is InstanceState.FAILED and each.retry_at_s is not None
         ]
         return min(moments, default=None)

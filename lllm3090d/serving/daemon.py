@@ -27,6 +27,7 @@ from lllm3090d.serving.activity import ActivityWatch
 from lllm3090d.serving.actors import ENGINE, PRESSURE
 from lllm3090d.serving.admission import foreign_bytes
 from lllm3090d.serving.chronicle import Chronicle
+from lllm3090d.serving.comebacks import PASSING
 from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.engine_logs import DIRECTORY as LOGS
@@ -108,6 +109,8 @@ from lllm3090d.wire import EventKind
 log = logging.getLogger(__name__)
 
 BUS_LOSS_LIMIT_S = 60.0
+# Between tries to load again what was unloaded for nothing.
+RESTORE_PAUSES_S = (0.0, 5.0, 15.0, 60.0, 300.0)
 # These cannot change under running models.
 NEEDS_RESTART = ("runtime_dir", "card")
 
@@ -704,8 +707,22 @@ class Daemon:
             log.warning(
                 "a model could not be loaded again", extra={"model": effect.name, "reason": error.message}
             )
+            if not effect.attempt and error.code in PASSING:
+                self._restore_later(effect)
             if effect.attempt:
                 self.submit(ComebackRefused(effect.name, error))
+
+    def _restore_later(self, effect: Restore) -> None:
+        """Its place may still be taken by what is late to come back, or by a stranger: try again in a while."""
+        tries = effect.tries + 1
+        if tries < len(RESTORE_PAUSES_S):
+            again = replace(effect, tries=tries)
+            self._spawn(self._restore_after(again, RESTORE_PAUSES_S[tries]))
+
+    async def _restore_after(self, effect: Restore, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        if self.scheduler.instance(effect.name) is None and not self.scheduler.released:
+            await self._restore(effect)
 
     def _tell_deviation(self, told: TellDeviation) -> None:
         log.warning(told.text, extra={"model": told.name, "run": told.run})

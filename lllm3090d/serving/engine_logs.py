@@ -131,9 +131,13 @@ def _refuse_time(since_us: int | None) -> None:
         )
 
 
-async def _file_tail(path: Path, lines: int) -> tuple[LogEntry, ...]:
+def _check(lines: int) -> None:
     if not 0 <= lines <= journal.LINES_MAX:
         raise ValueError(f"lines = {lines} is not within 0 to {journal.LINES_MAX}")
+
+
+async def _file_tail(path: Path, lines: int) -> tuple[LogEntry, ...]:
+    _check(lines)
     try:
         found = await asyncio.to_thread(log_files.last_lines, path, lines)
     except OSError as error:
@@ -142,12 +146,11 @@ async def _file_tail(path: Path, lines: int) -> tuple[LogEntry, ...]:
 
 
 async def _file_follow(path: Path, lines: int) -> AsyncGenerator[LogEntry, None]:
+    _check(lines)
     try:
-        # Taken before the last lines are read: a line that comes in between is rather told twice than not at all.
-        at = (await asyncio.to_thread(path.stat)).st_size
-        for entry in await _file_tail(path, lines):
-            yield entry
-        unfinished = b""
+        whole, unfinished, at = await asyncio.to_thread(log_files.lines_now, path)
+        for line in whole[-lines:] if lines else ():
+            yield LogEntry(None, log_files.decoded(line))
         while True:
             piece, at = await asyncio.to_thread(_piece, path, at)
             *whole, unfinished = (unfinished + piece).split(b"\n")

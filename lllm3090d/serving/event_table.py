@@ -22,6 +22,7 @@ DAY_US = 86_400 * 1_000_000
 # Pruning reads the sizes of all events, so it is done when this part of what is allowed has been written anew.
 PRUNE_FRACTION = 0.05
 ROUTINE_SHARE = 0.5
+MOST_SEQ = (1 << 63) - 1  # SQLite has no greater one
 _ROUTINE = frozenset({InstanceState.READY, InstanceState.BUSY})
 _OLDEST_BEYOND = """DELETE FROM events WHERE seq IN (
     SELECT seq FROM (
@@ -98,6 +99,7 @@ class EventTable:
         self._store = store
         self._bounds = bounds
         self._unpruned_bytes = 0
+        self._why = ""
 
     def numbers(self) -> Numbers | None:
         """What the last daemon left; None where nobody can tell."""
@@ -118,6 +120,7 @@ class EventTable:
         store = self._store()
         store.check()  # tells a file that was removed or can be used again
         if store.path is None:
+            self._why = _reason(store)
             return False
 
         def work(connection: sqlite3.Connection) -> None:
@@ -131,6 +134,7 @@ class EventTable:
             connection.execute("INSERT OR REPLACE INTO event_numbers VALUES (1, ?, ?)", (next_number, ended))
 
         if not store.change(work):
+            self._why = _reason(store)
             return False
         self._unpruned_bytes += sum(each.size_bytes for each in rows)
         return True
@@ -150,9 +154,8 @@ class EventTable:
             self._unpruned_bytes = 0
 
     def problem(self) -> str:
-        """Why the last write failed, for a person."""
-        problem = self._store().problem
-        return problem.message if problem is not None else "The state file cannot be written."
+        """Why the last write that failed did, for a person."""
+        return self._why
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -161,9 +164,12 @@ class EventTable:
         query = "SELECT body FROM events WHERE seq > ? AND seq < ? AND at_us >= ? ORDER BY seq LIMIT ?"
         return self._events(query, (seq, before, from_us, limit))
 
-    def newest(self, limit: int) -> tuple[Event, ...]:
-        """The last ones, oldest first."""
-        return self._events("SELECT body FROM events ORDER BY seq DESC LIMIT ?", (limit,))[::-1]
+    def newest(
+        self, limit: int, seq: int = 0, before: int = MOST_SEQ, from_us: int = 0
+    ) -> tuple[Event, ...]:
+        """The last ones between two numbers, exclusive, that are not older than a moment; oldest first."""
+        query = "SELECT body FROM events WHERE seq > ? AND seq < ? AND at_us >= ? ORDER BY seq DESC LIMIT ?"
+        return self._events(query, (seq, before, from_us, limit))[::-1]
 
     def of_model(self, model: str, limit: int) -> tuple[Event, ...]:
         """The last ones of a model but the routine, oldest first."""
@@ -183,6 +189,11 @@ class EventTable:
             except ValidationError as error:  # of another release
                 log.debug("a recorded event is not understood", extra={"reason": str(error)})
         return tuple(found)
+
+
+def _reason(store: Store) -> str:
+    problem = store.problem
+    return problem.message if problem is not None else "The state file cannot be written."
 
 
 def bounds_of(days: int, mib: int) -> Bounds:

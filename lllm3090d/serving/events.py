@@ -418,6 +418,7 @@ class Restore:
     card: str | None
     reason: str
     attempt: int = 0
+    tries: int = 0  # so many came before that were refused for what passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,11 +586,12 @@ class PinDone:
 
 @dataclass(frozen=True, slots=True)
 class ResetDone:
-    """Answer to a wish for a reset; the start itself follows."""
+    """Answer to a wish for a reset; the start itself follows where it does not run (starts)."""
 
     token: str
     name: str
     run: str
+    starts: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import PydanticSerializationError
 
 from lllm3090d.errors import LlmError
 from lllm3090d.serving.event_table import EventTable, Numbers, row_of
@@ -47,7 +50,7 @@ EVERYTHING = Since()
 
 
 class History:
-    """Numbered events, newest last.
+    """Numbered events, newest last. Those of earlier daemons are in the table alone.
 
     Args:
         table: where they are recorded; None keeps them in memory alone.
@@ -69,7 +72,6 @@ class History:
         self._recorder = Recorder(self._table, self._tell_gap)
         numbers = await self._recorder.open()
         self._seq = numbers.next - 1
-        self._events.extend(await self._recorder.read(self._table.newest, KEPT_EVENTS))
         return numbers
 
     @contextlib.contextmanager
@@ -108,6 +110,7 @@ class History:
             message=message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "...",
             details=_bounded(details or {}),
         )
+        event = _sendable(event)
         # Progress is news only while it happens; kept, it would push out what matters.
         if kind is not EventKind.PROGRESS:
             self._events.append(event)
@@ -176,10 +179,14 @@ class History:
                 async for event in events:
                     yield event
             return
-        newest: deque[Event] = deque(maxlen=since.last)
-        async with contextlib.aclosing(self._whole_past(since, in_memory)) as events:
-            async for event in events:
-                newest.append(event)
+        before = in_memory[0].seq if in_memory else self._seq + 1
+        newest = _wanted(in_memory, since)[-since.last :] if since.last else []
+        missing = since.last - len(newest)
+        if missing and since.seq < before - 1:
+            recorded = await self._read(
+                lambda table: table.newest(missing, since.seq, before, since.from_us)
+            )
+            newest = [*recorded, *newest]
         for event in newest:
             yield event
 
@@ -190,10 +197,8 @@ class History:
             for event in page:
                 yield event
             seq = page[-1].seq
-        earliest = time_text(since.from_us)
-        for event in in_memory:
-            if event.seq > since.seq and event.at >= earliest:
-                yield event
+        for event in _wanted(in_memory, since):
+            yield event
 
     async def _page(self, seq: int, before: int, from_us: int) -> tuple[Event, ...]:
         if seq >= before - 1:
@@ -232,6 +237,30 @@ class History:
                 "to": time_text(gap.last_us),
             },
         )
+
+
+def _wanted(events: Iterable[Event], since: Since) -> list[Event]:
+    earliest = time_text(since.from_us)
+    return [event for event in events if event.seq > since.seq and event.at >= earliest]
+
+
+def _sendable(event: Event) -> Event:
+    """The event as JSON can carry it: a name that is no UTF-8 must not end the writer, nor a follower's stream."""
+    try:
+        event.model_dump_json()
+    except PydanticSerializationError:
+        details = json.dumps(event.details, ensure_ascii=False, default=str, skipkeys=True)
+        changed = {
+            "model": _escaped(event.model) if event.model is not None else None,
+            "message": _escaped(event.message),
+            "details": json.loads(details.encode("utf-8", "replace")),
+        }
+        return event.model_copy(update=changed)
+    return event
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _bounded(details: dict[str, Any]) -> dict[str, Any]:

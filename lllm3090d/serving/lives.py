@@ -326,7 +326,6 @@ class Lives:
         """The end of an instance, once its memory is back and the reason of its end is known."""
         if instance.memory_pending or instance.post_mortem_pending:
             return
-        self._do(ForgetUnit(instance.run, instance.unit, instance.record.socket))
         if instance.failure is not None:
             self._move(instance, S.FAILED, instance.failure.message)
             self._interrupt(instance, instance.failure)
@@ -334,9 +333,10 @@ class Lives:
             self._move(instance, S.GONE, "nothing is left")
             self._interrupt(instance, refusals.stopped_by_somebody(instance.name))
             del self._instances[instance.name]
-        if instance.pinned:
-            self._do(KeepPin(instance.run, pinned=False))
+        instance.unit_kept = True
         self._after_the_end(instance)
+        if instance.retry_at_s is None:
+            self._forget_unit(instance)
         for token in instance.unloaders:
             self._do(UnloadDone(token, instance.name, instance.run, instance.released_bytes))
         if instance.unloaders:
@@ -346,6 +346,14 @@ class Lives:
         for successor in successors:
             self._do(Resubmit(successor))
         self._released(instance)
+
+    def _forget_unit(self, instance: Instance) -> None:
+        """Nothing is to come of it any more: nobody who reads systemd's list is to find it."""
+        if instance.unit_kept:
+            instance.unit_kept = False
+            self._do(ForgetUnit(instance.run, instance.unit, instance.record.socket))
+            if instance.pinned:
+                self._do(KeepPin(instance.run, pinned=False))
 
     def _after_the_end(self, instance: Instance) -> None:
         """For those who build on this: an instance has just ended."""

@@ -109,15 +109,22 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
     Raises:
         OSError: it cannot be read.
     """
-    if count == 0:
-        return ()
-    with path.open("rb") as file:
-        text = _kept(file.fileno())
-    lines = text.split(b"\n")
-    unfinished = lines.pop()
+    lines, unfinished, _ = lines_now(path)
     if unfinished:
         lines.append(unfinished)
-    return tuple(decoded(line) for line in lines[-count:])
+    return tuple(map(decoded, lines[-count:])) if count else ()
+
+
+def lines_now(path: Path) -> tuple[list[bytes], bytes, int]:
+    """The whole lines of a file as it is now, the beginning of one that is not finished, and where that ends.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        text, end = _kept(file.fileno())
+    *lines, unfinished = text.split(b"\n")
+    return lines, unfinished, end
 
 
 def decoded(line: bytes) -> str:
@@ -126,13 +133,13 @@ def decoded(line: bytes) -> str:
     return shown.decode("utf-8", errors="replace")
 
 
-def _kept(descriptor: int) -> bytes:
-    """What the file holds behind what was punched out, from the first whole line on."""
+def _kept(descriptor: int) -> tuple[bytes, int]:
+    """What the file holds behind what was punched out, from the first whole line on, and where that ends."""
     size = os.fstat(descriptor).st_size
     start = 0
     with contextlib.suppress(OSError):  # ENXIO: nothing but a hole, or empty
         start = os.lseek(descriptor, 0, os.SEEK_DATA)
     start = max(start, size - MOST_BYTES - KEPT_BYTES)
-    text = os.pread(descriptor, size - start, start)
-    text = text.lstrip(b"\0")
-    return text.partition(b"\n")[2] if start > 0 else text
+    found = os.pread(descriptor, size - start, start)
+    text = found.lstrip(b"\0")
+    return (text.partition(b"\n")[2] if start > 0 else text), start + len(found)

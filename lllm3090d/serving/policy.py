@@ -81,7 +81,7 @@ def policy_of(
         least_residency_s=settings.least_residency_s,
         least_idle_s=settings.least_idle_s,
         serve_smaller=settings.serve_smaller,
-        restarts=RestartPolicy() if settings.restart_failed else None,
+        restarts=RestartPolicy(base_s=settings.restart_pause_s) if settings.restart_failed else None,
         reasoning=settings.reasoning,
         log_files_dir=log_files_dir,
     )

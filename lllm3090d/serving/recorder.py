@@ -93,9 +93,9 @@ class Recorder:
             numbers = Numbers(now_us() // 1000, ended=True, last_at=None)
         self._highest = numbers.next - 1
         self._set_aside = numbers.next
-        await self._beside(lambda: self._table.prune(now_us(), at_once=True))
         await self._write()
         self._task = asyncio.create_task(self._run(), name="history")
+        self._task.add_done_callback(self._ended)
         return numbers
 
     def take(self, row: Row) -> None:
@@ -138,8 +138,7 @@ class Recorder:
         """Write what waits and that this daemon has ended in order; what cannot be written now is lost."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._write(ended=True)
@@ -152,6 +151,8 @@ class Recorder:
     # --- writing ------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        # Not before: it reads the sizes of all, and a start is to be quick.
+        await self._beside(lambda: self._table.prune(now_us(), at_once=True))
         while True:
             await self._wake.wait()
             retry_s = min(FIRST_RETRY_S * 2.0 ** max(0, self._failures - 1), LAST_RETRY_S)
@@ -181,6 +182,13 @@ class Recorder:
             if not self._waiting:
                 self._wake.clear()
             await self._beside(lambda: self._table.prune(now_us()))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nothing of this may end the daemon, and nothing may be hidden."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failures += 1
+            self._why = f"The daemon made a mistake: {error}."
+            log.critical("what happens is no longer recorded", exc_info=error)
 
     def _next_batch(self) -> list[Row]:
         batch = [self._waiting.popleft() for _ in range(min(BATCH_MOST, len(self._waiting)))]

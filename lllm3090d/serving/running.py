@@ -52,8 +52,6 @@ class Instance:
     pinned: bool = False
     # The only card that it may be on, by UUID; None where that was left open, or nobody remembers.
     card: str | None = None
-    # The only card that its load allowed; None where it left the choice, or nobody knows any more.
-    card_asked: str | None = None
     # How long it had not been used when it was unloaded for a sleep.
     idle_before_s: float = 0.0
     # Who uses it or is about to: never a victim while there is one.
@@ -81,8 +79,11 @@ class Instance:
     # Of one that failed: when it is started again, on the scheduler's clock, and as which attempt.
     retry_at_s: float | None = None
     next_attempt: int = 0
-    # Of one that stays down: what a person can do.
+    # Of one that stays down: why, and what a person can do.
+    latch_reason: str = ""
     way_out: str = ""
+    # It failed and is to be started again: until then its unit stays with systemd, for a daemon that comes after this.
+    unit_kept: bool = False
     # What was unloaded for it, and is loaded again should it not come up.
     evicted: list[Evicted] = field(default_factory=list)
 

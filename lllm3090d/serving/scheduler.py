@@ -76,6 +76,7 @@ from lllm3090d.serving.events import (
 from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.launching import calibration_for, key_of, launched, was_measured
+from lllm3090d.serving.ledger import ReservationState
 from lllm3090d.serving.lives import Lives
 from lllm3090d.serving.load_features import load_features
 from lllm3090d.serving.policy import Policy
@@ -85,6 +86,7 @@ from lllm3090d.serving.unruled import OfferedPlan
 from lllm3090d.serving.waiting import Waiting
 
 S = InstanceState
+COMING_BACK = frozenset({ReservationState.RELEASING, ReservationState.QUARANTINED})
 # How often those who wait are looked at while only time, or somebody outside, can help them.
 LOOK_INTERVAL_S = 1.0
 WAKING = "the machine to wake up"
@@ -233,7 +235,8 @@ class Scheduler(Lives):
     def _on_load(self, event: LoadRequested, observation: Observation) -> None:
         """Decide a load.
 
-        1. The card was given away: refuse. The machine goes to sleep: wait for its return.
+        1. The card was given away: refuse. It failed, was to be started again, and was unloaded meanwhile: refuse. The
+           machine goes to sleep: wait for its return.
         2. The model serves or is on its way up: answer, or join, if it has what was asked for; else refuse.
         3. It is on its way down: wait until it is gone, then decide again; one that does not stop is not waited for.
         4. Others wait for room: wait behind them, unless it could never fit.
@@ -241,6 +244,8 @@ class Scheduler(Lives):
         """
         if self.released:
             self._do(Failed(event.token, refusals.card_released()))
+        elif event.attempt and event.checkpoint.name not in self._instances:
+            self._do(Failed(event.token, refusals.unloaded_while_loading(event.checkpoint.name)))
         elif self.asleep:
             self._wait_asleep(event)
         elif not self._served_by_what_runs(event):
@@ -405,6 +410,8 @@ class Scheduler(Lives):
     def _try_head(self, head: Waiting, observation: Observation) -> bool:
         """Decide the first of those who wait; whether the next one may be tried."""
         decision = self._decider(observation).decide(head.event)
+        if isinstance(decision, Refuse):
+            decision = self._late(head) or decision
         match decision:
             case Admit():
                 self._waiting.remove(head)
@@ -428,6 +435,13 @@ class Scheduler(Lives):
                     return True
                 self._tell_waiting(head, decision.why)
         return False
+
+    def _late(self, head: Waiting) -> Wait | None:
+        """What was unloaded for a load and has not given its memory back is waited for: else both would be lost."""
+        late = sorted(
+            {each.name for each in self.ledger if each.run in head.victims and each.state in COMING_BACK}
+        )
+        return Wait(f"the memory of {', '.join(late)} to come back, which is late") if late else None
 
     def _tell_waiting(self, head: Waiting, why: str) -> None:
         if head.why != why:
@@ -463,6 +477,7 @@ class Scheduler(Lives):
 
     def _evict(self, victim: Instance, head: Waiting) -> None:
         head.evicting.add(victim.run)
+        head.victims.add(victim.run)
         asked = victim.record.asked
         if asked is not None:
             head.evicted.append(Evicted(victim.name, asked, victim.words, victim.pinned, victim.card))
@@ -485,24 +500,33 @@ class Scheduler(Lives):
 
     def _latch(self, instance: Instance, latch: Latch | None) -> None:
         if latch is not None:
-            instance.way_out = latch.way_out
+            instance.latch_reason, instance.way_out = latch.reason, latch.way_out
             self._move(instance, S.LATCHED, latch.reason)
+            self._forget_unit(instance)
 
     def _on_comeback_refused(self, event: ComebackRefused) -> None:
         instance = self._instances.get(event.name)
-        if instance is not None and instance.state is S.FAILED:
+        if instance is None:
+            return
+        if instance.state is S.FAILED:
             self._latch(instance, self._comebacks.refused(instance, event.error))
+        elif instance.state is S.LATCHED:  # somebody has reset it, in vain
+            instance.failure = event.error
 
     def _on_reset(self, event: ResetRequested) -> None:
         instance = self._instances.get(event.name)
         if instance is None or instance.record.asked is None:
             self._do(Failed(event.token, refusals.nothing_to_reset(event.name)))
             return
+        if self.released:
+            self._do(Failed(event.token, refusals.card_released()))
+            return
         self._comebacks.forget(event.name)
-        if instance.state in ENDED:
+        starts = instance.state in ENDED
+        if starts:
             instance.retry_at_s, instance.next_attempt = None, 1
             self._start_again(instance, "reset by a person")
-        self._do(ResetDone(event.token, event.name, instance.run))
+        self._do(ResetDone(event.token, event.name, instance.run, starts))
 
     # --- admission ----------------------------------------------------------------------------------------------
 
@@ -516,7 +540,9 @@ class Scheduler(Lives):
             return
         self.ledger.hold(event.run, event.checkpoint.name, made.shares, self.clock())
         # A failed predecessor is only a memory of why it failed; it makes room for its successor here.
-        self._instances.pop(event.checkpoint.name, None)
+        before = self._instances.pop(event.checkpoint.name, None)
+        if before is not None:
+            self._forget_unit(before)
         state = observation.of(decision.cards[0])
         instance = Instance(
             record=made.record,
@@ -531,7 +557,7 @@ class Scheduler(Lives):
             foreign_bytes=foreign_bytes(state, self.ledger) if state is not None else 0,
         )
         instance.is_measured = was_measured(event, instance.key)
-        instance.card_asked, instance.idle_before_s = event.card, event.idle_s
+        instance.idle_before_s = event.idle_s
         if event.lease:
             instance.leases.add(event.token)
         if not event.attempt:
@@ -559,6 +585,7 @@ class Scheduler(Lives):
         self._cancel_successors(instance)
         if instance.state in ENDED:
             # Only the memory of a failure is left: forgetting it is all there is to do.
+            self._forget_unit(instance)
             del self._instances[event.name]
             self._do(UnloadDone(event.token, event.name, instance.run, 0))
             return

@@ -252,7 +252,6 @@ class Sleep:
     async def _go_to_sleep(self) -> None:
         self._sleeps += 1
         self._phase = SuspendPhase.GOING
-        self._nudge.set()
         policy = self.policy
         try:
             if policy is SuspendPolicy.KEEP:

@@ -15,7 +15,7 @@ from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.costs import ContextCost, context_cost, state_bytes_per_slot
 from lllm3090d.planning.reserves import Budget
-from lllm3090d.serving.instance import SERVING
+from lllm3090d.serving.instance import SERVING, InstanceState
 from lllm3090d.serving.ledger import Ledger, Reservation
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Instance
@@ -68,6 +68,10 @@ def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) 
         adopted=instance.adopted,
         tier_in_force=instance.tier_in_force,
         failure=instance.failure.problem() if instance.failure else None,
+        attempt=(instance.state is InstanceState.FAILED and instance.next_attempt) or instance.attempt,
+        retry_in_s=None if instance.retry_at_s is None else round(max(0.0, instance.retry_at_s - now_s), 3),
+        latch_reason=instance.latch_reason or None,
+        way_out=instance.way_out or None,
     )
 
 

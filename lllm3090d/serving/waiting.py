@@ -19,6 +19,7 @@ class Waiting:
         asked: runs that are asked whether they are idle still, before they are stopped for it.
         evicting: runs that are being unloaded for it.
         evicted: what was unloaded for it so far.
+        victims: their runs; memory of theirs that comes back late is waited for.
     """
 
     event: LoadRequested
@@ -28,6 +29,7 @@ class Waiting:
     asked: tuple[str, ...] = ()
     evicting: set[str] = field(default_factory=set)
     evicted: list[Evicted] = field(default_factory=list)
+    victims: set[str] = field(default_factory=set)
 
     @property
     def token(self) -> str:

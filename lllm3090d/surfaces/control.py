@@ -58,6 +58,8 @@ from lllm3090d.wire import (
     PlanBody,
     ReleaseBody,
     Released,
+    Reset,
+    ResetBody,
     ResumeBody,
     Resumed,
     RunningEngineView,
@@ -229,6 +231,7 @@ class ControlApi:
                 web.post("/v1/release", self.release),
                 web.post("/v1/resume", self.resume),
                 web.post("/v1/models/{name:.+}/pin", self.pin),
+                web.post("/v1/models/{name:.+}/reset", self.reset),
                 web.post("/v1/cancel", self.cancel),
                 *self.memory.routes(),
                 *self.happened.routes(),
@@ -494,6 +497,12 @@ class ControlApi:
         body = await _body(request, PinBody)
         instance = await self.daemon.pin(request.match_info["name"], pinned=body.pinned)
         return _json(Pinned(name=instance.name, run=instance.run, pinned=body.pinned))
+
+    async def reset(self, request: web.Request) -> web.Response:
+        """``POST /v1/models/{name}/reset``: start a model again that failed or stays down."""
+        await _body(request, ResetBody)
+        done = await self.daemon.reset(request.match_info["name"])
+        return _json(Reset(name=done.name, run=done.run, starts=done.starts))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """``POST /v1/cancel``: withdraw a load by its token."""

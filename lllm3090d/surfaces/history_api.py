@@ -27,7 +27,7 @@ from lllm3090d.wire import Event, LogLine, RunHistory
 DEFAULT_LOG_LINES = 100
 DEFAULT_RUNS, MOST_RUNS = 20, 1000
 MOST_SEQ = 1 << 62
-# After the end of a run: what journald may still be writing down.
+# Silence after the end of a run that counts as "that was all": journald may still be writing it down.
 LAST_LINES_S = 0.5
 
 Item = TypeVar("Item")
@@ -138,19 +138,20 @@ class HistoryApi:
                 return
             async for event in events:
                 if _is_end(event, run):
-                    break
-        await asyncio.sleep(LAST_LINES_S)
+                    return
 
     async def _until_the_end(
         self, run: str, entries: AsyncGenerator[LogEntry, None]
     ) -> AsyncGenerator[BaseModel, None]:
-        """Lines as they come, until the run has ended."""
+        """Lines as they come, until the run has ended and nothing more comes."""
         ended = asyncio.create_task(self._ended(run))
         coming: asyncio.Task[LogEntry] | None = None
         try:
             while True:
                 coming = asyncio.ensure_future(_next(entries))
                 await asyncio.wait({coming, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    await asyncio.wait({coming}, timeout=LAST_LINES_S)
                 if not coming.done():
                     return
                 try:

@@ -85,6 +85,14 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
         wire.Pinned,
         JSON,
     ),
+    (
+        "post",
+        "/v1/models/{name}/reset",
+        "Start a model again that failed or stays down, and forget what happened to it",
+        wire.ResetBody,
+        wire.Reset,
+        JSON,
+    ),
     ("post", "/v1/cancel", "Withdraw a load by its token", wire.CancelBody, wire.Cancelled, JSON),
 )
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
@@ -109,6 +117,9 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "/v1/models/{name}/pin": [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ],
+    "/v1/models/{name}/reset": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     ],
     "/v1/engines/{name}": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],

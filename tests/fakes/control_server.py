@@ -76,6 +76,7 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", r"/v1/release"): wire.ReleaseBody,
     ("POST", r"/v1/resume"): wire.ResumeBody,
     ("POST", r"/v1/models/[^/]+/pin"): wire.PinBody,
+    ("POST", r"/v1/models/[^/]+/reset"): wire.ResetBody,
     ("POST", r"/v1/cancel"): wire.CancelBody,
 }
 QUERIES = {"/logs": {"lines", "follow"}, "/v1/events": {"since", "follow"}}

@@ -161,8 +161,9 @@ class FakeLogind:
         files = Gio.UnixFDList.new()
         index = files.append(writing)  # a copy
         os.close(writing)
-        call.return_value_with_unix_fd_list(GLib.Variant("(h)", (index,)), files)
         with self._changed:
             what, who, why, mode = arguments.unpack()
             self.locks.append(Lock(what, who, why, mode, reading))
             self._changed.notify_all()
+        # After it was noted: whoever has the answer may ask for it.
+        call.return_value_with_unix_fd_list(GLib.Variant("(h)", (index,)), files)

@@ -26,6 +26,8 @@ BIN = Path(sys.prefix) / "bin"
 DAEMON_UNIT = "lllm3090d.service"
 SOCKET_UNIT = "lllm3090d.socket"
 UNITS = (DAEMON_UNIT, SOCKET_UNIT, "lllm3090.slice")
+# What a test kills is to stay down, so that it can be looked at; tests of restarts say otherwise.
+SETTINGS = {"restart_failed": "false"}
 
 
 def eventually(question: Callable[[], T | None], within_s: float = 20.0, what: str = "") -> T:
@@ -144,7 +146,7 @@ class Service:
 
     def configure(self, **settings: str) -> None:
         """Change settings in the environment of the unit; takes effect at its next start."""
-        self.settings |= settings
+        self.settings = SETTINGS | self.settings | settings
         values = (
             {
                 "LLLM3090_MODELS_DIR": str(self.models_dir),

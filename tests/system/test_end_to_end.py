@@ -108,7 +108,7 @@ def test_kill_9_of_the_daemon_disturbs_nobody(service: Service) -> None:
             new = eventually(lambda old=old: (pid := service.main_pid()) != old and pid, what="a new daemon")
             eventually(lambda: properties(DAEMON_UNIT, "ActiveState")["ActiveState"] == "active")
             adopted = service.instances()[NAME]
-            assert adopted["state"] == "ready"
+            assert adopted["state"] in {"ready", "busy"}  # what it was asked a moment ago may not be over
             assert adopted["adopted"] is True
             assert adopted["main_pid"] == instance["main_pid"]
             assert adopted["invocation_id"] == instance["invocation_id"]
@@ -275,7 +275,7 @@ def test_paths_with_every_nasty_character(service: Service, smollm2_path: Path, 
     assert ask(instance["endpoint"], "Hi")["choices"]
     # A reload makes systemd read the unit from its own file again: it must still be the same unit.
     systemctl("daemon-reload")
-    assert service.state(name) == "ready"
+    assert service.state(name) in {"ready", "busy"}  # the daemon may not have looked since the answer
     service.ctl("unload", name)
     assert model_units() == {}
 

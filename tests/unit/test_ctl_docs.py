@@ -143,6 +143,7 @@ def test_examples_work(line: str) -> None:
         gpus=Desk().view,
         explain=explained(),
         pin=wire.Pinned(name="x", run="r", pinned=True),
+        reset=wire.Reset(name="x", run="r", starts=True),
         history=wire.RunHistory(name="x", runs=()),
     ) as server:
         done = ctl(server, *shlex.split(line)[1:])

@@ -115,7 +115,7 @@ def test_tables_of_engines_instances_and_plans_fit(width: int) -> None:
         assert [row.split()[0] for row in rows] == [cell for cell, *_ in table.rows]
         assert all(cells(row) <= width for row in rows)
     folded = tables(plans.plan(view(PLAN), explain=True)) + tables(engines.details(view(ENGINE)))
-    assert len(folded) == 4
+    assert len(folded) == 5
     for table in folded:
         text, left_out = fit(table, width)
         assert left_out == ()

@@ -233,6 +233,30 @@ def test_an_event_that_nobody_could_keep_is_cut() -> None:
     assert len(event.model_dump_json()) < 2 * MOST_DETAILS_CHARACTERS
 
 
+def test_what_json_cannot_carry_is_told_all_the_same(tmp_path: Path) -> None:
+    """Names of files may be any bytes."""
+
+    async def scenario() -> None:
+        store, history = kept(tmp_path)
+        await history.open()
+        event = history.add(
+            EventKind.REFUSED,
+            model="caf\udce9",
+            message="no caf\udce9",
+            details={"path": Path("/caf\udce9"), "odd": object(), "fine": [1, "\udce9"]},
+        )
+        assert (event.model, event.message) == ("caf\\udce9", "no caf\\udce9")
+        assert event.details["path"] == "/caf?"
+        assert event.details["fine"] == [1, "?"]
+        assert history._recorder is not None
+        await history._recorder.flush()
+        assert await history.of_model("caf\\udce9") == (event,)
+        await history.end()
+        store.close()
+
+    run(scenario())
+
+
 def kept(path: Path, days: int = 90, size_bytes: int = 16 << 20) -> tuple[Store, History]:
     """The history of a daemon, on a state file."""
     store = Store(path / "state.db")
@@ -287,15 +311,12 @@ def test_after_a_kill_numbers_are_above_all_that_were_told(tmp_path: Path) -> No
         assert not numbers.ended
         assert numbers.last_at == killed.since(2)[0].at
         assert second.add(EventKind.STATE).seq > told
-        assert seqs_of_memory(second)[:3] == [1, 2, 3]
+        async with contextlib.aclosing(second.past()) as past:
+            assert [event.seq async for event in past] == [1, 2, 3, numbers.next]
         await second.end()
         store.close()
 
     run(scenario())
-
-
-def seqs_of_memory(history: History) -> list[int]:
-    return [event.seq for event in history.since(0)]
 
 
 def test_what_no_longer_fits_into_memory_is_read_from_the_file(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.history import History
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.refusals import not_loaded
-from lllm3090d.surfaces import history_api
 from lllm3090d.surfaces.control import ControlApi
 from lllm3090d.wire import EventKind, RunHistory
 
@@ -197,7 +196,6 @@ def test_following_a_log_ends_with_its_run(
     tmp_path: Path, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_logs, "FOLLOW_POLL_S", 0.001)
-    monkeypatch.setattr(history_api, "LAST_LINES_S", 0.05)
     path = house.launch("m", "a")
 
     async def test(session: ClientSession) -> None:

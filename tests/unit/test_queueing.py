@@ -476,3 +476,43 @@ def test_one_that_ends_by_itself_while_it_is_evicted_makes_room_all_the_same(wor
     world.do(UnitVanished(victim.unit, None))
     world.do(MemoryReleased(victim.run, {}))
     assert kinds(world.do(Looked())) == [Admitted, StartUnit]
+
+
+# --- what cannot be helped now -------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_victim_that_comes_back_late_is_waited_for(world: World) -> None:
+    """Refused at once, the load would be lost, and its victim with it."""
+    victim = make_way(world)
+    world.do(StopFinished(victim.run, None))
+    world.do(MemoryReleased(victim.run, {CARD.uuid: 13 * GIB}))
+    effects = world.look()
+    assert the(effects, Queued).why == "the memory of a to come back, which is late"
+    assert queued_names(world) == ["t"]
+    world.do(MemoryReleased(victim.run, {}))
+    assert kinds(world.look()) == [Admitted, StartUnit]
+
+
+def test_of_another_load_late_memory_is_counted_and_not_waited_for(world: World) -> None:
+    victim = make_way(world)
+    world.do(StopFinished(victim.run, None))
+    world.do(MemoryReleased(victim.run, {CARD.uuid: 13 * GIB}))
+    world.do(CancelRequested("c", "t"))
+    assert error_of(world.load("c", "t2", 13, WISH), "t2").code is ErrorCode.INSUFFICIENT_VRAM
+
+
+def test_an_engine_that_never_tells_whether_it_is_idle_is_asked_once(world: World) -> None:
+    """Its load is refused in the end rather than left to ask for as long as it may wait."""
+    instance = world.get("a")
+    world.do(Looked({instance.run: Activity(None, None)}))
+    effects = agree(world, world.load("b", "t", 13), instance)
+    assert of_kind(effects, StopUnit) == []
+    assert instance.is_silent
+    world.now_s += 60
+    effects = world.do(Looked({instance.run: Activity(None, None)}))
+    assert of_kind(effects, CheckIdle) == []
+    assert error_of(effects, "t").code is ErrorCode.INSUFFICIENT_VRAM
+    # One that has found its tongue may go again.
+    world.do(Looked({instance.run: Activity(busy=False, served_tokens=1)}))
+    world.rest()
+    assert len(of_kind(world.load("b", "t2", 13), CheckIdle)) == 1

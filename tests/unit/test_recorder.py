@@ -357,3 +357,31 @@ def test_numbers_are_set_aside_before_they_are_used(tmp_path: Path) -> None:
         store.close()
 
     run(scenario())
+
+
+def test_a_mistake_of_the_recorder_ends_the_recording_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        store, table = table_at(tmp_path)
+        recorder = Recorder(table, lambda _: None)
+        await recorder.open()
+        real = table.write
+
+        def write(*_arguments: object, **_named: object) -> bool:
+            raise ZeroDivisionError("one by nothing")
+
+        table.write = write  # type: ignore[method-assign]  # a defect
+        recorder.take(rows([1])[0])
+        assert recorder._task is not None
+        await asyncio.wait({recorder._task})
+        problem = recorder.problem()
+        assert problem is not None
+        assert "one by nothing" in problem.message
+        assert "no longer recorded" in caplog.text
+        table.write = real  # type: ignore[method-assign]
+        await recorder.close()  # what waited is not lost
+        assert seqs(table) == [1]
+        store.close()
+
+    run(scenario())

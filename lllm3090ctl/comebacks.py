@@ -1,0 +1,33 @@
+"""Models that failed and are started again, or stay down, for a person. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from lllm3090ctl.documents import Document
+from lllm3090ctl.text import Block, clean, duration
+
+
+def reset(answer: Document) -> list[Block]:
+    """What ``reset`` shows."""
+    how = "is being started again" if answer.truth("starts") else "runs; what happened to it is forgotten"
+    return [f"{clean(answer.text('name'))} {how}"]
+
+
+def lines(view: Document) -> list[Block]:
+    """What becomes of an instance that has ended; nothing where it runs, or nobody starts it again."""
+    name = clean(view.text("name"))
+    if view.has("retry_in_s"):
+        attempt = f" (attempt {view.whole('attempt')})" if view.has("attempt") else ""
+        # Upwards: what is to come is never shown as over.
+        return [f"{name}: starts again in {duration(math.ceil(view.real('retry_in_s')))}{attempt}"]
+    if view.text("state") != "latched":
+        return []
+    reason, way_out = view.maybe_text("latch_reason"), view.maybe_text("way_out")
+    return [
+        clean(
+            f"{name}: is not started again"
+            + (f": {reason}." if reason else ".")
+            + (f" Hint: {way_out}" if way_out else "")
+        )
+    ]
