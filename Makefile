@@ -18,11 +18,15 @@ PYTEST := $(PY) -m coverage run -m pytest
 MEASURE_UNITS := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
 PYTEST_OPTIONS ?=
 SYSTEM_OPTIONS := -p no:cacheprovider -m system $(PYTEST_OPTIONS)
+SYSTEM := $(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS)
+# About half of the time that the system tests take, so that two of them run beside each other for most of it.
+ABOUT_CARDS := $(addprefix tests/system/test_,admission.py card_troubles.py release.py published_rows.py \
+	refusal_pages.py refusals.py several_cards.py suspend.py logind.py restarts.py memory_views.py)
 # Once more as an ordinary user, who the product is for and whom files can be closed to.
 AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py tests/system/test_doctor.py \
 	tests/system/test_history.py tests/system/test_journal.py
 
-SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/verify-units .ci/run
+SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units .ci/run
 DEV_SCRIPTS := $(DEV)/user-manager
 
 help: ## show this
@@ -36,10 +40,13 @@ test: export COVERAGE_FILE := $(COVERAGE_DIR)/data
 test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@$(DEV)/setup.sh test
 	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
-	@echo "== unit and engine tests"
-	@$(PYTEST) -m "unit or engine" $(PYTEST_OPTIONS)
-	@echo "== system tests, in a private systemd --user"
-	@$(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS) tests/system
+	@$(DEV)/side-by-side \
+		"unit tests" '$(PYTEST) -p no:cacheprovider -m unit $(PYTEST_OPTIONS) tests/unit' \
+		"tests with real engines" '$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine'
+	@$(DEV)/side-by-side \
+		"system tests in a private systemd --user: what a card holds" '$(SYSTEM) $(ABOUT_CARDS)' \
+		"system tests in another one: everything else" \
+		'$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'
 ifneq ($(IS_ROOT),)
 	@echo "== end to end and bad input once more, as an ordinary user"
 	@$(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER)

@@ -19,8 +19,10 @@ def lines(view: Document) -> list[Block]:
     name = clean(view.text("name"))
     if view.has("retry_in_s"):
         attempt = f" (attempt {view.whole('attempt')})" if view.has("attempt") else ""
-        # Upwards: what is to come is never shown as over.
-        return [f"{name}: starts again in {duration(math.ceil(view.real('retry_in_s')))}{attempt}"]
+        seconds = math.ceil(view.real("retry_in_s"))  # upwards: what is to come is never shown as over
+        if seconds <= 0:  # the card is given away, or the machine sleeps
+            return [f"{name}: is to be started again{attempt}"]
+        return [f"{name}: starts again in {duration(seconds)}{attempt}"]
     if view.text("state") != "latched":
         return []
     reason, way_out = view.maybe_text("latch_reason"), view.maybe_text("way_out")

@@ -628,7 +628,9 @@ class Reset(Response):
 
     name: str
     run: str = Field(description="the launch that had ended, or the one that runs")
-    starts: bool = Field(description="it is being started again; false where it runs, and only what was is forgotten")
+    starts: bool = Field(
+        description="it is being started again; false where it runs, and only what was is forgotten"
+    )
 
 
 class Cancelled(Response):

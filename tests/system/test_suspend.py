@@ -339,6 +339,24 @@ def test_two_nights_and_a_sleep_that_did_not_happen(night: Callable[..., Night])
     it.rig.check_books()
 
 
+def test_a_failed_model_is_not_started_again_before_the_return(night: Callable[..., Night]) -> None:
+    it = night(restart_failed="true", restart_pause_s="0.7")
+    dead = it.rig.load_ready("first")
+    os.kill(dead["main_pid"], signal.SIGKILL)
+    it.rig.until("first", "failed")
+    it.fall_asleep()
+
+    def is_due() -> bool:
+        now = it.rig.service.instances()["first"]
+        return bool(now["state"] == "failed" and now["retry_in_s"] == 0.0)
+
+    eventually(is_due, what="its start is due")
+    assert it.rig.on_card() == {}
+    it.logind.wake()
+    it.until_ready("first")
+    assert it.rig.service.instances()["first"]["attempt"] == 1
+
+
 def logged_by(pid: int) -> str:
     command = ["journalctl", "--no-pager", "-o", "cat", f"_PID={pid}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""``/v1/release``, ``/v1/resume`` and ``/v1/models/{name}/pin`` of the control API, on a real socket."""
+"""``/v1/release``, ``/v1/resume``, ``/v1/models/{name}/pin`` and ``/reset`` of the control API, on a real socket."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import quote
 
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving.daemon import Daemon
-from lllm3090d.serving.events import ReleaseDone
+from lllm3090d.serving.events import ReleaseDone, ResetDone
 from lllm3090d.surfaces.control import ControlApi
 
 pytestmark = pytest.mark.unit
@@ -44,6 +45,13 @@ class FakeDaemon:
         if name != "dir/a model":
             raise LlmError(ErrorCode.NOT_LOADED, f"{name} is not loaded", hint="lllm3090ctl ps")
         return SimpleNamespace(name=name, run="0a1b")
+
+    async def reset(self, name: str) -> ResetDone:
+        """One model has failed, another runs."""
+        self.asked.append(("reset", name))
+        if name not in {"dir/a model", "runs"}:
+            raise LlmError(ErrorCode.NOT_LOADED, f"{name} is not loaded", hint="lllm3090ctl ps")
+        return ResetDone("t", name, "0a1b", starts=name != "runs")
 
 
 def serve(directory: Path, daemon: FakeDaemon, test: Callable[[ClientSession], Awaitable[None]]) -> None:
@@ -106,10 +114,26 @@ def test_pin_of_what_is_not_loaded(tmp_path: Path) -> None:
     assert (status, answer["code"], answer["exit_status"]) == (404, "not_loaded", 4)
 
 
+@pytest.mark.parametrize(("name", "starts"), [("dir/a model", True), ("runs", False)])
+def test_reset(tmp_path: Path, name: str, starts: bool) -> None:
+    daemon = FakeDaemon()
+    answer = posted(tmp_path, daemon, f"/v1/models/{quote(name, safe='')}/reset", "{}")
+    assert answer == (200, {"name": name, "run": "0a1b", "starts": starts})
+    assert daemon.asked == [("reset", name)]
+
+
+def test_reset_of_what_is_not_loaded(tmp_path: Path) -> None:
+    status, answer = posted(tmp_path, FakeDaemon(), "/v1/models/other/reset", "{}")
+    assert (status, answer["code"], answer["exit_status"]) == (404, "not_loaded", 4)
+
+
 @pytest.mark.parametrize(
     ("target", "body", "status"),
     [
         ("/v1/release", "", 400),
+        ("/v1/models/a/reset", "", 400),
+        ("/v1/models/a/reset", '{"name": "a"}', 422),
+        ("/v1/models//reset", "{}", 404),
         ("/v1/release", '{"until_resume": 1}', 422),
         ("/v1/release", '{"until": true}', 422),
         ("/v1/release", "[]", 422),

@@ -1,4 +1,4 @@
-"""``release``, ``resume``, ``pin`` and ``unpin``, against a server that speaks the contract."""
+"""``release``, ``resume``, ``pin``, ``unpin`` and ``reset``, against a server that speaks the contract."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ NOTHING = wire.Released(names=(), released_bytes=0, until_resume=True, elapsed_s
 RESUMED = wire.Resumed(was_released=True)
 PINNED = wire.Pinned(name="SmolLM2-135M", run="k3f9", pinned=True)
 UNPINNED = wire.Pinned(name="SmolLM2-135M", run="k3f9", pinned=False)
+STARTS = wire.Reset(name="SmolLM2-135M\x07", run="k3f9", starts=True)
+RUNS = wire.Reset(name="SmolLM2-135M", run="k3f9", starts=False)
 NOT_LOADED = LlmError(ErrorCode.NOT_LOADED, "It is not loaded.", hint="lllm3090ctl ps")
 
 
@@ -34,6 +36,7 @@ NOT_LOADED = LlmError(ErrorCode.NOT_LOADED, "It is not loaded.", hint="lllm3090c
         (["resume"], {"resume": RESUMED}, "/v1/resume", wire.ResumeBody()),
         (["pin", "smol"], {"pin": PINNED}, "/v1/models/smol/pin", wire.PinBody(pinned=True)),
         (["unpin", "a/b c?"], {"pin": UNPINNED}, "/v1/models/a%2Fb%20c%3F/pin", wire.PinBody(pinned=False)),
+        (["reset", "a/b c?"], {"reset": STARTS}, "/v1/models/a%2Fb%20c%3F/reset", wire.ResetBody()),
     ],
 )
 def test_what_is_asked_and_its_json(
@@ -66,6 +69,8 @@ def test_what_is_asked_and_its_json(
         ),
         (["pin", "smol"], {"pin": PINNED}, ["SmolLM2-135M is pinned until it is unloaded"]),
         (["unpin", "smol"], {"pin": UNPINNED}, ["SmolLM2-135M is not pinned"]),
+        (["reset", "smol"], {"reset": STARTS}, ["SmolLM2-135M\\x07 is being started again"]),
+        (["reset", "smol"], {"reset": RUNS}, ["SmolLM2-135M runs; what happened to it is forgotten"]),
     ],
 )
 def test_what_a_person_is_told(arguments: list[str], scripts: dict[str, Script], lines: list[str]) -> None:
@@ -76,7 +81,8 @@ def test_what_a_person_is_told(arguments: list[str], scripts: dict[str, Script],
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"), [(["pin", "x"], "pin"), (["unpin", "x"], "pin"), (["release"], "release")]
+    ("arguments", "word"),
+    [(["pin", "x"], "pin"), (["unpin", "x"], "pin"), (["reset", "x"], "reset"), (["release"], "release")],
 )
 def test_a_failure_has_its_exit_status(arguments: list[str], word: str) -> None:
     with ControlServer(**{word: NOT_LOADED}) as server:
@@ -94,7 +100,10 @@ def test_a_load_while_the_card_is_released_is_refused() -> None:
     assert done.stderr.splitlines()[-1] == "Hint: lllm3090ctl resume"
 
 
-@pytest.mark.parametrize("arguments", [["pin"], ["unpin"], ["pin", ""], ["release", "x"], ["resume", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["pin"], ["unpin"], ["pin", ""], ["reset"], ["reset", "x", "y"], ["release", "x"], ["resume", "x"]],
+)
 def test_a_wrong_command_line_is_usage(arguments: list[str]) -> None:
     with ControlServer() as server:
         assert ctl(server, *arguments).exit_code == 2

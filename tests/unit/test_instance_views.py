@@ -82,6 +82,40 @@ def test_pins_and_leases() -> None:
     assert (view.pinned, view.leases) == (True, 2)
 
 
+@pytest.mark.parametrize(
+    ("state", "changes", "told"),
+    [
+        (InstanceState.READY, {}, (0, None, None, None)),
+        (InstanceState.READY, {"attempt": 2}, (2, None, None, None)),
+        (InstanceState.FAILED, {}, (0, None, None, None)),  # nobody starts it again
+        (
+            InstanceState.FAILED,
+            {"attempt": 1, "next_attempt": 2, "retry_at_s": NOW_S + 4.25},
+            (2, 4.25, None, None),
+        ),
+        (
+            InstanceState.FAILED,
+            {"next_attempt": 1, "retry_at_s": NOW_S - 1},
+            (1, 0.0, None, None),
+        ),  # kept back
+        (InstanceState.FAILED, {"next_attempt": 1}, (1, None, None, None)),  # its start waits for room
+        (
+            InstanceState.LATCHED,
+            {"attempt": 4, "latch_reason": "too often", "way_out": "reset it"},
+            (4, None, "too often", "reset it"),
+        ),
+    ],
+)
+def test_what_becomes_of_one_that_failed(
+    state: InstanceState, changes: dict[str, object], told: tuple[object, ...]
+) -> None:
+    made = instance("a", "a1", QWEN, state)
+    for key, value in changes.items():
+        setattr(made, key, value)
+    view = instance_view(made, Ledger(), SINCE, NOW_S)
+    assert (view.attempt, view.retry_in_s, view.latch_reason, view.way_out) == told
+
+
 def test_who_waits() -> None:
     waiting = cast(
         Waiting,

@@ -116,7 +116,11 @@ def test_requests_refuse_unknown_fields() -> None:
             required = (
                 {"model", "path"} if "path" in schema["properties"] else set(schema.get("required", ()))
             )
-            if schema["title"] not in {"ReleaseBody", "ResumeBody", "ResetBody"}:  # which are complete when empty
+            if schema["title"] not in {
+                "ReleaseBody",
+                "ResumeBody",
+                "ResetBody",
+            }:  # which are complete when empty
                 assert required & {"model", "token", "engine", "pinned"}
 
 
