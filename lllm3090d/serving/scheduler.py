@@ -680,12 +680,20 @@ class Scheduler(Lives):
             instance.evicted.clear()
             if instance.state in SERVING | ON_THE_WAY_UP:
                 self._stop(instance, reason, error)
+            elif instance.state is S.FAILED and not (event.until_resume or event.for_sleep):
+                self._stay_down(instance)
         going = [i for i in self._instances.values() if i.state in ON_THE_WAY_DOWN - {S.STUCK}]
         if going:
             names = tuple(instance.name for instance in going)
             self._releases.append(Releasing(event.token, {i.run for i in going}, names))
         else:
             self._do(ReleaseDone(event.token, (), 0))
+
+    def _stay_down(self, instance: Instance) -> None:
+        """What failed is not started again by itself."""
+        instance.retry_at_s = None
+        self._comebacks.forget(instance.name)
+        self._forget_unit(instance)
 
     def _on_resume(self, event: ResumeRequested) -> None:
         was = self.released

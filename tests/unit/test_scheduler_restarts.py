@@ -391,3 +391,16 @@ def test_an_unload_under_way_is_no_failure(world: Restarting) -> None:
     world.do(StopFinished(instance.run, None))
     assert the(world.do(MemoryReleased(instance.run, {})), UnloadDone)
     assert of_kind(world.look(after_s=1e3), Restore) == []
+
+
+def test_a_release_cancels_what_is_due() -> None:
+    """Whoever frees the card does not want a model back a second later."""
+    world = Restarting()
+    world.bring_up("a", request=WISH)
+    world.die()
+    assert world.get("a").retry_at_s is not None
+    effects = world.do(ReleaseRequested("r", until_resume=False))
+    assert len(of_kind(effects, ForgetUnit)) == 1
+    world.now_s += 400
+    assert of_kind(world.look(), Restore) == []
+    assert world.get("a").state is S.FAILED
