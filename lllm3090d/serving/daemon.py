@@ -21,32 +21,26 @@ from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardReader
 from lllm3090d.planning.calibration import deviation_limit_bytes
-from lllm3090d.planning.units import mib_text
 from lllm3090d.serving.accounts import Accounts
 from lllm3090d.serving.activity import ActivityWatch
-from lllm3090d.serving.actors import ENGINE, PRESSURE
 from lllm3090d.serving.admission import foreign_bytes
 from lllm3090d.serving.chronicle import Chronicle
-from lllm3090d.serving.comebacks import PASSING
 from lllm3090d.serving.desktop import desktop_active
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.engine_logs import DIRECTORY as LOGS
 from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.event_table import Bounds, EventTable, bounds_of
 from lllm3090d.serving.events import (
-    Admitted,
     Announce,
     CancelDone,
     CancelRequested,
     CheckIdle,
     CheckTier,
-    ComebackRefused,
     Effect,
     Event,
     Failed,
     ForgetUnit,
     HoldLoads,
-    Joined,
     KeepPin,
     KeepReleased,
     Learn,
@@ -81,7 +75,6 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
-from lllm3090d.serving.fences import fence
 from lllm3090d.serving.history import History, now_text
 from lllm3090d.serving.holds import Holds
 from lllm3090d.serving.instance import ENDED, InstanceState
@@ -93,14 +86,15 @@ from lllm3090d.serving.observation import RunProcesses
 from lllm3090d.serving.offering import Offers
 from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.policy import policy_of
-from lllm3090d.serving.pressure import Over, Unload, Warn
 from lllm3090d.serving.reconcile import Reconciler
 from lllm3090d.serving.refusals import no_such_card, not_loaded, stopping
+from lllm3090d.serving.restoring import Restoring
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.sleep import Sleep, SleepSource
 from lllm3090d.serving.sleep_set import SleepStore
 from lllm3090d.serving.statistics import Statistics
+from lllm3090d.serving.telling import Telling
 from lllm3090d.serving.unit_spec import identifier
 from lllm3090d.serving.watching import Watching
 from lllm3090d.settings import Settings, load_settings
@@ -109,8 +103,6 @@ from lllm3090d.wire import EventKind
 log = logging.getLogger(__name__)
 
 BUS_LOSS_LIMIT_S = 60.0
-# Between tries to load again what was unloaded for nothing.
-RESTORE_PAUSES_S = (0.0, 5.0, 15.0, 60.0, 300.0)
 # These cannot change under running models.
 NEEDS_RESTART = ("runtime_dir", "card")
 
@@ -159,6 +151,7 @@ class Daemon:
         self.logs = EngineLogs(self._log_files_dir)
         self.log_keeper = LogKeeper(self._log_files_dir, self._logging)
         self._chronicle = Chronicle(self.history, self.scheduler, self.logs, self.scheduler.clock)
+        self._telling = Telling(self.history, self.statistics)
         self._accounts = Accounts(self.statistics, self.history, self.scheduler.clock)
         self.since: dict[str, str] = {}  # run -> time of its last change of state
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -199,12 +192,13 @@ class Daemon:
         )
         self._holds = Holds(self.lookup.store)
         self.sleep = Sleep(house=self, source=logind, store=SleepStore(self.lookup.store), spawn=self._spawn)
+        self._restoring = Restoring(self.load, self.scheduler, self.submit, self._spawn)
         self._watching = Watching(
             scheduler=self.scheduler,
             observe=self.observe,
             ask=activity.of,
             submit=self.submit,
-            tell=self._tell_pressure,
+            tell=self._telling.pressure,
             settings=lambda: self.settings,
             spawn=self._spawn,
         )
@@ -599,14 +593,11 @@ class Daemon:
             case Announce():
                 self._announce(effect)
             case TellEviction():
-                self.statistics.evicted(effect.name, effect.cause)
-                self.history.add(
-                    EventKind.EVICTION, model=effect.name, run=effect.run, message=effect.reason
-                )
+                self._telling.eviction(effect)
             case TellDeviation():
-                self._tell_deviation(effect)
+                self._telling.deviation(effect)
             case TellTier():
-                self._tell_tier(effect)
+                self._telling.tier(effect)
 
     def _work_of(  # noqa: PLR0911, PLR0912  # one line for each kind
         self, effect: Effect
@@ -633,7 +624,7 @@ class Daemon:
             case CheckTier():
                 return self._effects.check_tier(effect.run)
             case Restore():
-                return self._restore(effect)
+                return self._restoring.restore(effect)
             case KeepPin() | KeepReleased():
                 self._chronicle.hold(effect)
                 return self._keep(effect)
@@ -685,56 +676,6 @@ class Daemon:
         except LlmError as error:
             log.error("it is forgotten with the daemon's end", extra={"reason": error.message})
 
-    async def _restore(self, effect: Restore) -> None:
-        """Load again what was unloaded for nothing, or has failed, where there is room without unloading others."""
-        log.info("loaded again: %s", effect.name, extra={"model": effect.name, "reason": effect.reason})
-        wish = LoadWish(
-            effect.request,
-            effect.arguments,
-            card=effect.card,
-            pinned=effect.pinned,
-            may_evict=False,
-            attempt=effect.attempt,
-        )
-        try:
-            _, answers = await self.load(effect.name, wish)
-            started = False
-            async for answer in answers:
-                started = started or isinstance(answer, Admitted | Joined)
-                if isinstance(answer, Failed) and not started:
-                    raise answer.error
-        except LlmError as error:
-            log.warning(
-                "a model could not be loaded again", extra={"model": effect.name, "reason": error.message}
-            )
-            if not effect.attempt and error.code in PASSING:
-                self._restore_later(effect)
-            if effect.attempt:
-                self.submit(ComebackRefused(effect.name, error))
-
-    def _restore_later(self, effect: Restore) -> None:
-        """Its place may still be taken by what is late to come back, or by a stranger: try again in a while."""
-        tries = effect.tries + 1
-        if tries < len(RESTORE_PAUSES_S):
-            again = replace(effect, tries=tries)
-            self._spawn(self._restore_after(again, RESTORE_PAUSES_S[tries]))
-
-    async def _restore_after(self, effect: Restore, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-        if self.scheduler.instance(effect.name) is None and not self.scheduler.released:
-            await self._restore(effect)
-
-    def _tell_deviation(self, told: TellDeviation) -> None:
-        log.warning(told.text, extra={"model": told.name, "run": told.run})
-        details = {
-            "where": told.where,
-            "expected_bytes": told.expected_bytes,
-            "measured_bytes": told.measured_bytes,
-        }
-        self.history.add(
-            EventKind.DEVIATION, model=told.name, run=told.run, message=told.text, details=details
-        )
-
     async def _learn_out_of_memory(self, effect: LearnOutOfMemory) -> None:
         """Nothing is learnt of an engine from whom a stranger took the memory."""
         state = self.observe().of(effect.key.scope.card)
@@ -749,52 +690,16 @@ class Daemon:
             return
         await asyncio.to_thread(self.lookup.learning.learn_out_of_memory, effect.key, effect.quoted_bytes)
 
-    def _tell_pressure(self, told: Warn | Over | Unload) -> None:
-        level = logging.INFO if isinstance(told, Over) else logging.WARNING
-        log.log(level, "%s", told.text)
-        details = {"card": told.card}
-        self.history.add(EventKind.PRESSURE, message=told.text, details=details, actor=PRESSURE)
-
-    def _tell_tier(self, told: TellTier) -> None:
-        level = logging.INFO if told.in_force else logging.ERROR
-        log.log(level, "%s: %s", told.name, told.reason, extra={"model": told.name, "run": told.run})
-        self.history.add(
-            EventKind.TIER,
-            model=told.name,
-            run=told.run,
-            message=told.reason,
-            details={"in_force": told.in_force},
-        )
-
     def _fence(self, instance: Instance) -> None:
-        """Let the kernel limit what a unit takes of its cards, where it can."""
-        if not instance.control_group or not self.settings.device_memory_limit:
-            return
-        cards = [reader.card for reader in self.readers]
-        fences = fence(instance.control_group, self.scheduler.ledger.of(instance.run), cards)
-        if not fences:
-            log.debug("no limit on device memory", extra={"model": instance.name, "run": instance.run})
-            return
-        shown = ", ".join(f"{mib_text(each.limit_bytes)} MiB of {each.card}" for each in fences)
-        self.history.add(
-            EventKind.LIMIT,
-            model=instance.name,
-            run=instance.run,
-            message=f"the kernel limits it to {shown}",
-            details={"limit_bytes": {each.card: each.limit_bytes for each in fences}},
-        )
+        if self.settings.device_memory_limit:
+            cards = [reader.card for reader in self.readers]
+            self._telling.fenced(instance, self.scheduler.ledger, cards)
 
     def _tell_progress(self, load: LoadProgress) -> None:
         instance = load.instance
         for token in instance.waiters:
             self._pass_on(token, load)
-        self.history.add(
-            EventKind.PROGRESS,
-            model=instance.name,
-            run=instance.run,
-            actor=ENGINE,
-            details={"resident_bytes": load.resident_bytes, "expected_bytes": load.expected_bytes},
-        )
+        self._telling.progress(load)
 
     # --- tasks beside the writer --------------------------------------------------------------------------------
 

@@ -464,9 +464,7 @@ class Machine:
         self.feed(IdleChecked(effect.token, busy))
 
     def _restore(self, effect: Restore) -> None:
-        self.load(
-            effect.name, effect.request, may_evict=False, pinned=effect.pinned, attempt=effect.attempt
-        )
+        self.load(effect.name, effect.request, may_evict=False, pinned=effect.pinned, attempt=effect.attempt)
 
     def _status(self, process: Process, **changes: Any) -> UnitStatus:
         values: dict[str, Any] = {
