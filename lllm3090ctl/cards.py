@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lllm3090ctl.documents import Document
-from lllm3090ctl.render import problem_line
+from lllm3090ctl.render import card_released, problem_blocks
 from lllm3090ctl.text import (
     MIB,
     Bar,
@@ -60,8 +60,8 @@ ROUNDED = "Each figure is rounded to 0.1 MiB, so together they may differ from t
 def gpus(listing: Document) -> list[Block]:
     """What ``gpu`` shows: each card with a bar and a table by owner, then what each model was promised of it."""
     blocks: list[Block] = []
-    if listing.has("released") and listing.truth("released"):
-        blocks += ["The cards are given away: loads are refused until: lllm3090ctl resume", ""]
+    if told := card_released(listing):
+        blocks += [*told, ""]
     for gpu in listing.children("gpus"):
         blocks += [*_card(gpu), ""]
     host = listing.maybe_child("host")
@@ -118,7 +118,7 @@ def _card(gpu: Document) -> Iterator[Block]:
         yield Prose(clean(driver_problem))
     problem = gpu.maybe_child("problem")
     if problem:
-        yield Prose(problem_line(problem))
+        yield from problem_blocks(problem)
     yield from _memory(gpu)
     if reading and not gpu.truth("attributed"):
         yield Prose(UNATTRIBUTED)

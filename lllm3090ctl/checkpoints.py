@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lllm3090ctl.documents import Document
 from lllm3090ctl.plans import backend_title, card_line, card_title, differences
-from lllm3090ctl.render import problem_line
+from lllm3090ctl.render import problem_blocks
 from lllm3090ctl.text import Block, Column, Table, clean, mib, pairs, size
 
 MAP_COLUMNS = 32
@@ -64,32 +64,34 @@ def models(listing: Document) -> list[Block]:
             if (path := view.maybe_text(role))
         ]
         if companions:
-            blocks.append(f"{name}: with {', '.join(companions)}")
+            blocks.append(Prose(f"{name}: with {', '.join(companions)}"))
         download = view.maybe_child("download")
         if download:
             files = [download.text("file"), download.maybe_text("projector_file") or ""]
             where = f"{download.text('repository')}, {', '.join(filter(None, files))}"
-            blocks.append(f"{name}: to be had from {clean(where)}")
+            blocks.append(Prose(f"{name}: to be had from {clean(where)}"))
         if view.maybe_text("verdict") == DRY_RUN:
-            blocks.append(f"{name}: no rule prices it; `lllm3090ctl plan` asks the engine, by a dry run")
+            blocks.append(
+                Prose(f"{name}: no rule prices it; `lllm3090ctl plan` asks the engine, by a dry run")
+            )
         for key in ("problem", "plan_problem"):
             problem = view.maybe_child(key)
             if problem:
-                blocks.append(f"{name}: {problem_line(problem)}")
+                blocks += problem_blocks(problem, view.text("name"))
     speeds = [speed for view in views if (speed := view.maybe_child("speed"))]
     if speeds:
         places = dict.fromkeys(map(_measured_on, speeds))
-        blocks.append(f"TOKENS/S were measured on {', or on '.join(places)}, and are never scaled.")
+        blocks.append(Prose(f"TOKENS/S were measured on {', or on '.join(places)}, and are never scaled."))
     card = listing.maybe_child("planned_for")
     if card:
-        blocks.append(f"VERDICT and PLAN are for {card_line(card)}; loaded models are not counted.")
+        blocks.append(Prose(f"VERDICT and PLAN are for {card_line(card)}; loaded models are not counted."))
     return [*blocks, *_troubles(listing)]
 
 
 def _troubles(listing: Document) -> list[Block]:
     """What is wrong with the list as a whole."""
     problems = (listing.maybe_child(key) for key in ("plan_problem", "catalogue_problem", "watch_problem"))
-    return [problem_line(problem) for problem in problems if problem]
+    return [block for problem in problems if problem for block in problem_blocks(problem)]
 
 
 def inspection(view: Document) -> list[Block]:
@@ -129,7 +131,7 @@ def inspection(view: Document) -> list[Block]:
         blocks += ["", *_map(layers)]
     problem = view.maybe_child("problem")
     if problem:
-        blocks += ["", f"It cannot be planned: {problem_line(problem)}"]
+        blocks += ["", *problem_blocks(problem, "It cannot be planned")]
     reason = view.maybe_text("dry_run_reason")
     if reason:
         told = f"No rule prices it ({clean(reason)}): plan and load ask the engine, by a dry run."

@@ -211,7 +211,9 @@ def load(
             raise failure
         return failure.exit_status
     if not (quiet or screen.as_json):
-        screen.result(last.members, render.loaded(last, loaded_before))
+        screen.result(
+            last.members, render.loaded(last, loaded_before, pin=bool(body.get("pinned") or body.get("pin")))
+        )
     return ExitStatus.OK
 
 
@@ -257,7 +259,7 @@ def release(client: Client, screen: Screen, until_resume: bool) -> int:
 def resume(client: Client, screen: Screen) -> int:
     """Take loads again after release --until-resume.
 
-    No model is loaded by it.
+    It loads no model, but a failed one whose start fell due meanwhile is started now.
 
     \b
     Example:
@@ -469,7 +471,7 @@ def explain(client: Client, screen: Screen, name: str) -> int:
     """Show what a loaded model was priced at, and what it takes.
 
     Each line of the price with its evidence, beside the engine's own figures where its log has them (it does when
-    the model is loaded with -- -lv 4), and what was measured.
+    the model is loaded with -- -lv 4), and what was measured. Of a model that failed or stays down: what was planned.
 
     \b
     Example:
@@ -640,7 +642,9 @@ def history(client: Client, screen: Screen, name: str, runs: int) -> int:
 )
 @_command(streaming=True)
 def events(client: Client, screen: Screen, since: str | None, follow: bool, lines: int | None) -> int:
-    """Show what happened: changes of state, refusals, and who caused them.
+    """Show what happened, and who caused it.
+
+    Changes of state, loads that were refused, models that made room, and more.
 
     \b
     Examples:

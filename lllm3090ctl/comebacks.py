@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lllm3090ctl.documents import Document
-from lllm3090ctl.text import Block, clean, duration
+from lllm3090ctl.text import Block, Prose, clean, duration
 
 
 def reset(answer: Document) -> list[Block]:
@@ -20,16 +20,13 @@ def lines(view: Document) -> list[Block]:
     if view.has("retry_in_s"):
         attempt = f" (attempt {view.whole('attempt')})" if view.has("attempt") else ""
         seconds = math.ceil(view.real("retry_in_s"))  # upwards: what is to come is never shown as over
-        if seconds <= 0:  # the card is given away, or the machine sleeps
+        if seconds <= 0:  # the card is released, or the machine sleeps
             return [f"{name}: is to be started again{attempt}"]
         return [f"{name}: starts again in {duration(seconds)}{attempt}"]
     if view.text("state") != "latched":
         return []
     reason, way_out = view.maybe_text("latch_reason"), view.maybe_text("way_out")
-    return [
-        clean(
-            f"{name}: is not started again"
-            + (f": {reason}." if reason else ".")
-            + (f" Hint: {way_out}" if way_out else "")
-        )
+    blocks: list[Block] = [
+        Prose(clean(f"{name}: is not started again" + (f": {reason}." if reason else ".")))
     ]
+    return [*blocks, Prose(clean(way_out), "  Hint: ")] if way_out else blocks

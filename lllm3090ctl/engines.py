@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lllm3090ctl.documents import Document
-from lllm3090ctl.render import other_engines, problem_line
+from lllm3090ctl.render import other_engines, problem_blocks
 from lllm3090ctl.text import Block, Column, Table, clean, pairs
 
 COLUMNS = (
@@ -38,11 +38,9 @@ def engines(listing: Document) -> list[Block]:
         for view in views
         if view.has("code_fit") and view.text("code_fit") in CODE_FITS
     ]
-    blocks += [
-        f"{clean(view.text('name'))}: {problem_line(problem)}"
-        for view in views
-        if (problem := _problem(view))
-    ]
+    for view in views:
+        if problem := _problem(view):
+            blocks += problem_blocks(problem, view.text("name"))
     return blocks
 
 
@@ -72,7 +70,7 @@ def details(view: Document) -> list[Block]:
     blocks: list[Block] = [pairs([(label, clean(value)) for label, value in rows if value])]
     for problem in (_problem(engine), digest_problem):
         if problem:
-            blocks.append(problem_line(problem))
+            blocks += problem_blocks(problem)
     options = view.children("options")
     if options:
         blocks += ["", Table(OPTION_COLUMNS, tuple(_option(option) for option in options))]
@@ -87,10 +85,10 @@ def _situation(listing: Document) -> list[Block]:
     if locked:
         blocks.append(LOCKED)
     elif listing.has("choice_problem"):
-        blocks.append(problem_line(listing.child("choice_problem")))
+        blocks += problem_blocks(listing.child("choice_problem"))
     if following is None:
         problem = listing.maybe_child("next_problem")
-        blocks.append(problem_line(problem) if problem else "No engine can be used.")
+        blocks += problem_blocks(problem) if problem else ["No engine can be used."]
     else:
         how = "locked" if locked else "chosen" if choice == following else "automatic"
         blocks.append(clean(f"The next start uses {following} ({how})."))

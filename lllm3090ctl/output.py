@@ -81,6 +81,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def folded(text: str, stream: TextIO) -> str:
+    """A line as lines of at most the width of a terminal, broken between words; elsewhere as it is."""
+    return "\n".join(fold(text, _width(stream))) if is_terminal(stream) else text
+
+
 def _table(table: Table, stream: TextIO) -> None:
     """Draw a table: fitted to the width of a terminal, elsewhere plain and whole, for grep and awk."""
     if not is_terminal(stream):
@@ -92,9 +97,7 @@ def _table(table: Table, stream: TextIO) -> None:
     click.echo(rows, file=stream)
     if left_out:
         told = ", ".join(left_out)
-        click.echo(
-            f"(Left out for want of width: {told}. A wider terminal or a pipe shows all.)", file=stream
-        )
+        _prose(Prose(f"(Left out for want of width: {told}. A wider terminal or a pipe shows all.)"), stream)
 
 
 def _prose(prose: Prose, stream: TextIO) -> None:

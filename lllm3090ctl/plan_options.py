@@ -158,7 +158,7 @@ LOAD_OPTIONS = (
         "least_context_tokens",
         type=click.IntRange(1, MOST_CONTEXT_TOKENS),
         metavar="N",
-        help="With --context: what will do where that does not fit. The largest that fits is taken.",
+        help="What will do where --context does not fit; needs --context. The largest that fits is taken.",
     ),
     click.option(
         "--gpu",
@@ -171,13 +171,15 @@ LOAD_OPTIONS = (
         "--evict/--no-evict",
         "evict",
         default=None,
-        help="Whether idle models may be unloaded for it. Default: they may.",
+        help="Whether idle models may be unloaded for it. Default: they may. If not, and there is no room, then it is"
+        " refused, or waits for memory on its way back.",
     ),
     click.option(
         "--wait/--no-wait",
         "wait",
         default=None,
-        help="Whether it may wait for room, while models are busy or just loaded. Default: it may.",
+        help="Whether it may wait for room, while models are busy or just loaded. Default: it may, for the setting"
+        " queue_timeout_s (2 minutes unless set); then it fails with queue_timed_out. If not, it fails where it would have to.",
     ),
 )
 # Whose "no" is an answer, unlike that of a switch which is not set.

@@ -11,7 +11,7 @@ import click
 
 from lllm3090ctl import render
 from lllm3090ctl.documents import Document
-from lllm3090ctl.output import Screen, is_terminal
+from lllm3090ctl.output import Screen, folded, is_terminal
 from lllm3090ctl.text import clean, mib
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class _Bar:
         self._name = _real_name(line) or self._name
         notice = _notice(line, self._name)
         if notice:
-            self._progress.console.print(notice, markup=False, highlight=False, soft_wrap=True)
+            shown = folded(notice, sys.stderr)
+            self._progress.console.print(shown, markup=False, highlight=False, soft_wrap=True)
         elif line.text("kind") in {"state", "progress"}:
             state = line.maybe_text("state")
             if state:
@@ -116,6 +117,9 @@ class _Bar:
                 self._progress.update(
                     self._task, total=expected, completed=min(resident, expected), figures=_figures(line)
                 )
+        elif line.text("kind") == "ready":
+            total = self._progress.tasks[self._task].total or 1.0
+            self._progress.update(self._task, total=total, completed=total)
 
 
 def _real_name(line: Document) -> str | None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from lllm3090ctl import comebacks, refusal, suspend
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.text import Block, Column, Table, clean, count, duration, mib, mib_up, pairs
+from lllm3090ctl.text import Block, Column, Prose, Style, Table, clean, count, duration, mib, mib_up, pairs
 
 ON_CARD = "card"
 HOST_KIND = "cpu"
 MOST_LISTED = 40
+CARD_RELEASED = "The card is released: loads are refused until: lllm3090ctl resume"
 FOR_PROGRAMS = "fields"  # members of the request that were refused; the message names the options instead
 
 
@@ -20,10 +21,22 @@ def instances(listing: Document) -> list[Block]:
     views, waiting = listing.children("instances"), pending(listing)
     if not views:
         return [
-            "No model is loaded. See what there is: lllm3090ctl models; load one: lllm3090ctl load NAME",
+            *card_released(listing),
+            Prose(
+                "No model is loaded. See what there is: lllm3090ctl models; load one: lllm3090ctl load NAME"
+            ),
             *waiting,
         ]
-    return [_instance_table(views), *_instance_failures(views), *waiting]
+    return [*card_released(listing), _instance_table(views), *_instance_failures(views), *waiting]
+
+
+def card_released(view: Document) -> list[Block]:
+    """That loads are refused, where they are."""
+    return (
+        [Prose(CARD_RELEASED, style=Style.DOUBTFUL)]
+        if view.has("released") and view.truth("released")
+        else []
+    )
 
 
 PENDING_COLUMNS = (
@@ -81,15 +94,14 @@ def status(view: Document, socket_path: str) -> list[Block]:
         *(suspend.problems(sleep) if sleep else ()),
     ):
         if problem:
-            lines.append(f"{owner}: {problem_line(problem)}")
+            lines += problem_blocks(problem, owner)
     views = view.children("instances")
     if view.has("running_engines"):
         lines += other_engines(view.children("running_engines"))
     lines.append("")
     lines.append(_instance_table(views) if views else "No model is loaded.")
     lines += [*_instance_failures(views), *pending(view)]
-    if view.has("released") and view.truth("released"):
-        lines.append("The cards are given away: loads are refused until: lllm3090ctl resume")
+    lines += card_released(view)
     return [*lines, *(suspend.lines(sleep) if sleep else ())]
 
 
@@ -103,9 +115,14 @@ def version(client_version: str, daemon: Document | None) -> list[Block]:
 
 def unloaded(answer: Document) -> list[Block]:
     """What ``unload`` shows."""
+    name = clean(answer.text("name"))
+    if answer.has("waited") and answer.truth("waited"):
+        return [Prose(f"The waiting load of {name} was cancelled.")]
     return [
-        f"{clean(answer.text('name'))} is unloaded: {mib(answer.whole('released_bytes'))} MiB released"
-        f" in {answer.real('elapsed_s'):.1f} s"
+        Prose(
+            f"{name} is unloaded: {mib(answer.whole('released_bytes'))} MiB released"
+            f" in {answer.real('elapsed_s'):.1f} s"
+        )
     ]
 
 
@@ -119,21 +136,26 @@ def released(answer: Document, command: str) -> list[Block]:
     names = answer.texts("names")
     lines: list[Block] = (
         [
-            f"{clean(', '.join(names))}: unloaded, {mib(answer.whole('released_bytes'))} MiB released"
-            f" in {answer.real('elapsed_s'):.1f} s"
+            Prose(
+                f"{clean(', '.join(names))}: unloaded, {mib(answer.whole('released_bytes'))} MiB released"
+                f" in {answer.real('elapsed_s'):.1f} s"
+            )
         ]
         if names
         else ["No model was loaded."]
     )
-    if answer.truth("until_resume"):
-        lines.append(f"Loads are refused until: {command} resume")
+    was_released = answer.has("was_released") and answer.truth("was_released")
+    if was_released:
+        lines.append(f"The card was released already. Loads stay refused until: {command} resume")
+    elif answer.truth("until_resume"):
+        lines.append(f"The card is released. Loads are refused until: {command} resume")
     return lines
 
 
 def resumed(answer: Document) -> list[Block]:
     """What ``resume`` shows."""
     if answer.truth("was_released"):
-        return ["The card is taken back: models can be loaded again."]
+        return ["The card is no longer released: models can be loaded again."]
     return ["The card was not released: models could be loaded all the time."]
 
 
@@ -143,22 +165,27 @@ def pinned(answer: Document) -> list[Block]:
     return [f"{clean(answer.text('name'))} {how}"]
 
 
-def loaded(line: Document, already: bool = False) -> list[Block]:
+def loaded(line: Document, already: bool = False, pin: bool = False) -> list[Block]:
     """The last line of a successful load.
 
     Args:
         line: of the stream.
         already: the model was loaded before; nothing was started.
+        pin: it was asked for with a pin.
     """
     view = line.child("instance")
     measured = view.maybe_whole("measured_bytes")
     how = "is loaded already" if already else f"is ready after {line.real('elapsed_s'):.1f} s"
+    if pin and _is_pinned(view):
+        how += ", and is pinned now"
     return [
-        f"{clean(view.text('name'))} {how}:"
-        f" context {context_text(view)};"
-        f" reserved {mib(view.whole('reserved_bytes'))} MiB,"
-        f" measured {f'{mib(measured)} MiB' if measured is not None else 'nothing yet'};"
-        f" endpoint {clean(view.text('endpoint'))}"
+        Prose(
+            f"{clean(view.text('name'))} {how}:"
+            f" context {context_text(view)};"
+            f" reserved {mib(view.whole('reserved_bytes'))} MiB,"
+            f" measured {f'{mib(measured)} MiB' if measured is not None else 'nothing yet'};"
+            f" endpoint {clean(view.text('endpoint'))}"
+        )
     ]
 
 
@@ -183,7 +210,7 @@ def failure(problem: Document) -> list[Block]:
 
     Never fails itself: parts that are misshapen are left out.
     """
-    blocks: list[Block] = [_problem_text(problem)]
+    blocks: list[Block] = _sentences(_problem_text(problem))
     try:
         details = problem.maybe_child("details")
         if details and refusal.is_refusal(details):
@@ -193,15 +220,21 @@ def failure(problem: Document) -> list[Block]:
             blocks += _ledger(details) + _listings(details, told)
     except Failure:
         # The daemon is of another version; what can be read without the details is still worth showing.
-        blocks = [_problem_text(problem)]
+        blocks = _sentences(_problem_text(problem))
     hint = problem.members.get("hint")
     if isinstance(hint, str):
-        blocks += [""] if len(blocks) > 1 else []
-        blocks += [
-            f"Hint: {clean(line)}" if i == 0 else f"      {clean(line)}"
-            for i, line in enumerate(hint.splitlines())
-        ]
+        blocks += [""] if any(not isinstance(block, Prose) for block in blocks) else []
+        blocks += _hint(hint)
     return blocks
+
+
+def _sentences(text: str, lead: str = "") -> list[Block]:
+    return [Prose(line, "" if i else lead) for i, line in enumerate(text.split("\n"))]
+
+
+def _hint(text: str, indent: str = "") -> list[Block]:
+    lead = f"{indent}Hint: "
+    return [Prose(clean(line), " " * len(lead) if i else lead) for i, line in enumerate(text.splitlines())]
 
 
 ITEM_COLUMNS = (
@@ -296,8 +329,10 @@ def _problem_text(problem: Document) -> str:
     title, detail = (
         value if isinstance(value := problem.members.get(key), str) else "" for key in ("title", "detail")
     )
-    said = set(_words(detail))
-    parts = [detail] if set(_words(title)) <= said else [part for part in (title, detail) if part]
+    words, said = _words(title), _words(detail)
+    # A sentence about the same subject tells more than the title.
+    is_told = set(words) <= set(said) or (words[:1] == ["the"] and words[:2] == said[:2])
+    parts = [detail] if is_told else [part for part in (title, detail) if part]
     return clean(": ".join(parts), keep="\n") or "unknown failure"
 
 
@@ -305,10 +340,22 @@ def _words(text: str) -> list[str]:
     return [word.strip(".,:;!") for word in text.lower().split()]
 
 
-def problem_line(problem: Document) -> str:
-    """What happened and the hint in one line, for a failure among others."""
-    hint = problem.members.get("hint")
-    return clean(_problem_text(problem) + (f" Hint: {hint}" if isinstance(hint, str) else ""))
+def problem_blocks(problem: Document, owner: str = "", *, told: str = "") -> list[Block]:
+    """What happened, and the hint below it, for a failure among others.
+
+    Args:
+        problem: any.
+        owner: what it is of.
+        told: what is advised elsewhere, and not said again.
+    """
+    blocks: list[Block] = [Prose(clean((f"{owner}: " if owner else "") + _problem_text(problem)))]
+    hint, details = problem.members.get("hint"), problem.members.get("details")
+    if isinstance(hint, str):
+        advice = details.get("advice") if isinstance(details, dict) else None
+        if isinstance(advice, str) and advice and advice in told:
+            hint = hint.replace(advice, "").strip()
+        blocks += _hint(hint, "  ")
+    return blocks
 
 
 def context_text(view: Document) -> str:
@@ -336,11 +383,11 @@ def _instance_table(views: Sequence[Document]) -> Table:
     columns = (
         Column("NAME"),
         Column("STATE"),
-        Column("USE", drop=3),
-        Column("CONTEXT", right=True),
-        Column("SLOTS", right=True),
+        Column("USE", drop=5),
+        Column("CONTEXT", right=True, drop=6),
+        Column("SLOTS", right=True, drop=3),
         Column("RESERVED", right=True),
-        Column("MEASURED", right=True),
+        Column("MEASURED", right=True, drop=4),
         Column("PID", right=True, drop=2),
         Column("UNIT", drop=1),
     )
@@ -379,7 +426,8 @@ def _instance_failures(views: Sequence[Document]) -> list[Block]:
     for view in views:
         problem = view.maybe_child("failure")
         if problem:
-            lines.append(f"{clean(view.text('name'))}: {problem_line(problem)}")
+            told = (view.maybe_text("way_out") or "") if view.text("state") == "latched" else ""
+            lines += problem_blocks(problem, view.text("name"), told=told)
         lines += comebacks.lines(view)
     return lines
 
@@ -424,9 +472,12 @@ def _engine(view: Document) -> str:
 def other_engines(running: Sequence[Document]) -> list[Block]:
     """Models that run with another engine than the next start would use."""
     return [
-        clean(
-            f"{each.text('model')} runs with another engine,"
-            f" {each.maybe_text('server') or 'of an older release'} ({each.text('version')}), until it is loaded again."
+        Prose(
+            clean(
+                f"{each.text('model')} runs with another engine,"
+                f" {each.maybe_text('server') or 'of an older release'} ({each.text('version')}),"
+                " until it is loaded again."
+            )
         )
         for each in running
         if not each.truth("is_next")

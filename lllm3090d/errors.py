@@ -135,7 +135,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.ENGINE_UNUSABLE, "This llama-server cannot be used", 503, ExitStatus.ENGINE),
     (ErrorCode.ENGINE_FAILED, "The engine ended", 502, ExitStatus.ENGINE),
     (ErrorCode.LOAD_TIMED_OUT, "The model did not become ready in time", 504, ExitStatus.TIMEOUT),
-    (ErrorCode.QUEUE_TIMED_OUT, "The load waited too long for room", 503, ExitStatus.REFUSED),
+    (ErrorCode.QUEUE_TIMED_OUT, "There was no room in time", 503, ExitStatus.REFUSED),
     (ErrorCode.LOAD_CANCELLED, "The load was cancelled", 409, ExitStatus.FAILURE),
     (ErrorCode.STOP_FAILED, "The unit could not be stopped", 504, ExitStatus.TIMEOUT),
     (ErrorCode.LOGS_UNAVAILABLE, "The journal cannot be read", 503, ExitStatus.FAILURE),

@@ -224,6 +224,7 @@ class Instances(Response):
     pending: tuple[PendingView, ...] = Field(
         default=(), description="loads that wait for room, the next one first"
     )
+    released: bool = Field(default=False, description="the card is released: loads are refused until resume")
 
 
 class ModelView(Response):
@@ -521,9 +522,7 @@ class Status(Response):
     )
     instances: tuple[InstanceView, ...]
     pending: tuple[PendingView, ...] = Field(default=(), description="loads that wait for room")
-    released: bool = Field(
-        default=False, description="the cards were given away; loads are refused until resume"
-    )
+    released: bool = Field(default=False, description="the card is released: loads are refused until resume")
     suspend: SuspendView | None = Field(
         default=None, description="what becomes of models when the machine is suspended"
     )
@@ -545,7 +544,7 @@ class EventKind(enum.StrEnum):
     SUSPEND = "suspend"  # the machine goes to sleep, and what became of the models
     RESUME = "resume"  # it is awake again, and what becomes of the models
     MEMORY = "memory"  # what an engine that has ended said of its memory
-    HOLD = "hold"  # a model was pinned or unpinned, or the cards were given away or taken back
+    HOLD = "hold"  # a model was pinned or unpinned, or the cards were released or no longer so
     DAEMON = "daemon"  # the daemon has started or is being stopped
     GAP = "gap"  # events could not be recorded, and are lost
 
@@ -598,6 +597,7 @@ class Unloaded(Response):
     run: str
     released_bytes: int
     elapsed_s: float
+    waited: bool = Field(default=False, description="nothing ran: a load that waited for room was cancelled")
 
 
 class Released(Response):
@@ -606,6 +606,9 @@ class Released(Response):
     names: tuple[str, ...] = Field(description="models that were unloaded")
     released_bytes: int
     until_resume: bool = Field(description="loads are refused from now on")
+    was_released: bool = Field(
+        default=False, description="they were before: without `until_resume` too, they stay refused"
+    )
     elapsed_s: float
 
 

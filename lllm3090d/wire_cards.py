@@ -156,9 +156,7 @@ class Gpus(Response):
     desktop_active: bool | None = Field(
         default=None, description="a desktop session is there; null unknown, which counts as one"
     )
-    released: bool = Field(
-        default=False, description="the cards were given away; loads are refused until resume"
-    )
+    released: bool = Field(default=False, description="the card is released: loads are refused until resume")
 
 
 class ExplainedItemView(Response):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.engines.capabilities import Backend
@@ -99,6 +99,13 @@ class LoadBody(PlanOptions):
     pin: bool = Field(default=False, description="never unload it for another model")
     evict: bool = Field(default=True, description="idle models may be unloaded for it")
     wait: bool = Field(default=True, description="it may wait for room, at most the setting queue_timeout_s")
+
+    @model_validator(mode="after")
+    def _least_is_least(self) -> Self:
+        least, asked = self.least_context_tokens, self.context_tokens
+        if least is not None and (asked is None or least > asked):
+            raise ValueError("least_context_tokens stands beside a context_tokens that is not smaller")
+        return self
 
 
 class LineItemView(Response):

@@ -185,7 +185,7 @@ def explain_exit(status: UnitStatus) -> str:
     if why is not None:
         return f"{why} ({how})" if how else why
     if how:
-        return how
+        return f"was {how}" if status.exec_main_code in {KILLED, DUMPED} else how
     if status.is_failed or status.is_gone:
         return (
             "never ran" if status.result in {"", "success"} else f"never ran: systemd says {status.result}"

@@ -39,7 +39,7 @@ PEAK = "measured peak"
 SLACK = "slack"
 _FLOOR = "workspace floor"
 # What host memory holds of an engine only after conversations; a card has none of them.
-_TAKEN_LATER = frozenset({"prompt cache", "context checkpoints", "draft checkpoint"})
+TAKEN_LATER = frozenset({"prompt cache", "context checkpoints", "draft checkpoint"})
 _FOR_LATER = frozenset({"prompt_cache_mib", "context_checkpoints", "checkpoint_min_step_tokens"})
 _DIGEST_BYTES = 16
 
@@ -285,7 +285,7 @@ def comparable_bytes(quote: Quote, backend: Backend) -> int:
         quote: as it was before :func:`calibrated`; of a measured one nothing is left to compare with.
         backend: what the launch computes on.
     """
-    left_out = {EXCESS, PEAK, _FLOOR} | (_TAKEN_LATER if backend is Backend.CPU else frozenset())
+    left_out = {EXCESS, PEAK, _FLOOR} | (TAKEN_LATER if backend is Backend.CPU else frozenset())
     return sum(item.bytes for item in _on_card(quote) if item.name not in left_out)
 
 

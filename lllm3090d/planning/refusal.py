@@ -285,7 +285,8 @@ def _add_lighter(bench: _Bench, launch: Launch, sentences: list[str], details: d
         if bench.fits(beside):
             details["fits_with_projector_on_host"] = True
             sentences.append("With the projector in host memory (--projector host) it would fit as asked.")
-    if variant.backend is Backend.CPU and variant.fits(replace(launch, prompt_cache_mib=0)):
+    may_be_smaller = variant.backend is Backend.CPU and not bench.keeps_host_caches
+    if may_be_smaller and variant.fits(replace(launch, prompt_cache_mib=0)):
         details["fits_without_prompt_cache"] = True
         sentences.append("Without a prompt cache (setting prompt_cache_mib = 0) it would fit as asked.")
 

@@ -119,7 +119,7 @@ class Chronicle:
     def hold(self, effect: KeepPin | KeepReleased) -> None:
         """A person's hold is given or taken back."""
         if isinstance(effect, KeepReleased):
-            told = "the cards are given away" if effect.released else "the cards are taken back"
+            told = "the cards are released" if effect.released else "the cards are no longer released"
             self._history.add(EventKind.HOLD, message=told)
             return
         instance = self._scheduler.by_run(effect.run)

@@ -378,13 +378,15 @@ class Daemon:
         token = secrets.token_hex(8)
         found = self._loaded_or_waiting(name)
         sleeper = await self.sleep.forget(found)
+        runs = self.scheduler.instance(found) is not None
         waits = any(each.name == found for each in self.scheduler.pending)
-        if sleeper is not None and self.scheduler.instance(found) is None and not waits:
+        if sleeper is not None and not runs and not waits:
             return UnloadDone(token, sleeper.name, sleeper.run, 0)
         answer = await self._ask(token, UnloadRequested(token, found))
         if not isinstance(answer, UnloadDone):
             raise TypeError(f"unload answered with {answer!r}")
-        return answer
+        # Had it been admitted meanwhile, it would have given something back.
+        return replace(answer, waited=waits and not runs and not answer.released_bytes)
 
     def _card_named(self, wanted: str | None) -> str | None:
         """The UUID of a card by its UUID, its PCI address or its number here. Raises LlmError INVALID_REQUEST."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import EXITED, UnitStatus, explain_exit
-from lllm3090d.engines.crash_causes import LINES_OF_INTEREST, CrashCause, Ending, classify
+from lllm3090d.engines.crash_causes import LINES_OF_INTEREST, CrashCause, Ending, Finding, classify
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving.engine_logs import EngineLogs, with_log_file
 from lllm3090d.serving.events import (
@@ -171,7 +171,7 @@ class Effects:
             await self._look_at(instance.unit)
         held = self._scheduler.ledger.of(run)
         on_cards = [each for each in held if each.where != HOST] or held
-        expected_bytes = sum(each.reserved_bytes for each in on_cards)
+        expected_bytes = sum(each.at_ready_bytes for each in on_cards)
         promised = {each.where: each.reserved_bytes for each in held}
         self._fence(instance)
         peaks = Peaks(run)
@@ -267,7 +267,7 @@ class Effects:
         on_card = instance is None or instance.plan.on_card
         found = classify(_ending_of(effect.status, on_card), texts)
         if found.cause is not CrashCause.UNKNOWN:
-            ending += f": it {found.kind.title}" + (f" ({found.line})" if found.line else "")
+            ending = _told_once(found, ending, effect.status)
         told = f"; its last line: {texts[-1]}" if texts and texts[-1] != found.line else ""
         self._submit(
             PostMortemRead(
@@ -387,6 +387,14 @@ def _ending_of(status: UnitStatus | None, on_card: bool) -> Ending:
     if status.exec_main_code == EXITED:
         return Ending(status.result, exit_status=status.exec_main_status, on_card=on_card)
     return Ending(status.result, signal_number=status.exec_main_status, on_card=on_card)
+
+
+def _told_once(found: Finding, ending: str, status: UnitStatus | None) -> str:
+    """The cause, what systemd says unless that is the same, and the line that tells the cause."""
+    title = found.kind.title
+    is_same = ending.startswith(title) or (status is not None and status.result == "oom-kill")
+    told = ending if is_same else f"{title}; it {ending}"
+    return told + (f"; it said: {found.line}" if found.line else "")
 
 
 def _held(seen: Observation | None, where: str, run: str) -> int:

@@ -557,6 +557,7 @@ class UnloadDone:
     name: str
     run: str
     released_bytes: int
+    waited: bool = False  # nothing ran: a load that waited for room was cancelled
 
 
 @dataclass(frozen=True, slots=True)

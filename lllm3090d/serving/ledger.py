@@ -10,7 +10,9 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from lllm3090d.planning.calibration import TAKEN_LATER
 from lllm3090d.planning.quote import LineItem
+from lllm3090d.serving.observation import HOST
 
 
 class ReservationState(enum.StrEnum):
@@ -73,6 +75,12 @@ class Reservation:
     def estimate_bytes(self) -> int:
         """The price without its margins: what the engine is expected to take."""
         return self.reserved_bytes - sum(item.bytes for item in self.items if item.name in MARGINS)
+
+    @property
+    def at_ready_bytes(self) -> int:
+        """What the engine is expected to hold once it is ready: of host memory without what conversations fill."""
+        later = TAKEN_LATER if self.where == HOST else frozenset[str]()
+        return self.estimate_bytes - sum(item.bytes for item in self.items if item.name in later)
 
 
 _LIVE = frozenset({ReservationState.HELD, ReservationState.CONFIRMED})

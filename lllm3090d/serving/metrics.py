@@ -64,7 +64,7 @@ class _Figures(Collector):
             "lllm3090_start_time_seconds", "When the daemon started, since 1970.", value=started
         )
         yield _gauge(
-            "lllm3090_released", "1 while the cards are given away.", (), [((), figures.gpus.released)]
+            "lllm3090_released", "1 while the cards are released.", (), [((), figures.gpus.released)]
         )
         yield from _cards(figures.gpus.gpus)
         yield from _memories(figures.gpus)

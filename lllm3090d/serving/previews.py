@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -45,6 +45,7 @@ from lllm3090d.serving.engine_check import Asked, EngineChecks
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import holders
 from lllm3090d.serving.extras import asked_of, extra_of
+from lllm3090d.serving.instance import ENDED
 from lllm3090d.serving.launch_remedies import headless
 from lllm3090d.serving.learning import learnt
 from lllm3090d.serving.ledger import Reservation
@@ -54,6 +55,8 @@ from lllm3090d.serving.placed import Placed, parts_of, together
 from lllm3090d.serving.plan_requests import plan_request
 from lllm3090d.serving.plan_views import Insight, card_view_of, plan_view
 from lllm3090d.serving.remedies import Holder, Remedy
+from lllm3090d.serving.running import Instance
+from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_spec import socket_path
 from lllm3090d.serving.unruled_previews import UnruledPreview
 from lllm3090d.wire import PlanBody, PlannedCardView, PlanView
@@ -233,7 +236,8 @@ class Previews:
         extra = extra_of(event, scheduler.policy.extra_arguments)
         asked = _asked(body, model, extra, event.arguments)
         event = scheduler.aimed(event, observation)
-        given = scheduler.rooms(observation)
+        victims = scheduler.would_evict(event, observation)
+        given = scheduler.rooms(observation, frozenset(each.run for each in victims))
         usable = usable_cards(event, observation, given)
         state = observation.of(usable[0]) or observation.main
         card = emptied(self._machine(observation, engine, state), scheduler.policy.reserves)
@@ -248,12 +252,12 @@ class Previews:
 
         return _Question(
             model=model,
-            planner=scheduler.planner(event, observation),
+            planner=scheduler.planner(event, observation, given),
             card=card,
             view=card_view_of(card, empty=False),
             budget=given.cards[usable[0]],
             ours=scheduler.ledger.on(usable[0]),
-            notes=(),
+            notes=_about_those_there(scheduler, model, victims),
             argv=lambda plan: self._argv(model, engine, plan, extra, seen(plan)),
             state=state,
             holders=holders(scheduler.instances, scheduler.clock()),
@@ -404,6 +408,19 @@ def _predicting(question: _Question, known: KnownModels) -> _Question:
         question,
         planner=replace(planner, features=predicting(planner.features, speeds, question.card.profile)),
     )
+
+
+def _about_those_there(
+    scheduler: Scheduler, model: FoundModel, victims: Sequence[Instance]
+) -> tuple[str, ...]:
+    """What a plan has to say of models that run."""
+    running = scheduler.instance(model.checkpoint.name)
+    if running is not None and running.state not in ENDED:
+        return ("it is loaded already: this is the price of another one beside it",)
+    if not victims:
+        return ()
+    names = ", ".join(each.name for each in victims)
+    return (f"a load unloads {names} first, idle now, to make room",)
 
 
 def _planned(question: _Question, known: KnownModels) -> Plan:

@@ -100,8 +100,18 @@ def no_room_now(name: str, why: str) -> LlmError:
     """What the client of a load is told that would have to wait for room and does not want to."""
     return LlmError(
         ErrorCode.QUEUE_TIMED_OUT,
-        f"{name} was not loaded: it would have to wait for {why}, and was not to",
-        hint="See what runs: lllm3090ctl ps",
+        f"{name} was not loaded: it would have to wait for {why}, and it was not to wait",
+        hint="Leave --no-wait out to let it wait, or see what runs: lllm3090ctl ps",
+        name=name,
+    )
+
+
+def has_failed(name: str) -> LlmError:
+    """The error for a wish about a model that does not run any more."""
+    return LlmError(
+        ErrorCode.NOT_LOADED,
+        f"{name} has failed and does not run",
+        hint=f"Start it again: lllm3090ctl reset {shlex.quote(name)}",
         name=name,
     )
 

@@ -80,9 +80,13 @@ class Scheduler(Standing):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def rooms(self, observation: Observation) -> Rooms:
-        """What each memory can give now. Raises LlmError CARD_UNREADABLE for a reading that cannot be true."""
-        return rooms(observation, self.ledger, self.policy.reserves)
+    def rooms(self, observation: Observation, gone: frozenset[str] = frozenset()) -> Rooms:
+        """What each memory can give now, had these runs gone.
+
+        Raises:
+            LlmError: CARD_UNREADABLE for a reading that cannot be true.
+        """
+        return rooms(observation, self.ledger, self.policy.reserves, gone)
 
     def budgets(self, observation: Observation) -> dict[str, Budget]:
         """What each card can give now, by UUID; without those in error."""
@@ -142,6 +146,16 @@ class Scheduler(Standing):
     def aimed(self, event: LoadRequested, observation: Observation) -> LoadRequested:
         """The load, with the one card of several that it would be on now; as it is where it needs more than one."""
         return self._decider(observation).aimed(event)
+
+    def would_evict(self, event: LoadRequested, observation: Observation) -> tuple[Instance, ...]:
+        """Idle models that a load would be the end of, were it asked for now; none of a model that runs already."""
+        running = self._instances.get(event.checkpoint.name)
+        if running is not None and running.state not in ENDED:
+            return ()
+        decision = self._decider(observation).decide(event)
+        if not isinstance(decision, Evict):
+            return ()
+        return tuple(each for each in self.instances if each.run in decision.runs)
 
     def evictable(self, observation: Observation) -> frozenset[str]:
         """Runs that may go for another model now."""

@@ -365,7 +365,7 @@ class Sleep:
         while self._set and self._phase is SuspendPhase.AWAKE:
             if self._house.scheduler.released:
                 names, self._set = _names(self._set), ()
-                self._tell(EventKind.RESUME, f"not loaded again, for the card was given away: {names}")
+                self._tell(EventKind.RESUME, f"not loaded again, for the card is released: {names}")
                 await self._keep()
                 return
             sleeper, problem = self._next()

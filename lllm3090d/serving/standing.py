@@ -149,6 +149,9 @@ class Standing(Lives):
 
     def _on_pin(self, event: PinRequested) -> None:
         instance = self._instances.get(event.name)
+        if instance is not None and instance.state in ENDED:
+            self._do(Failed(event.token, refusals.has_failed(event.name)))
+            return
         if instance is None or instance.state not in SERVING | ON_THE_WAY_UP:
             self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
             return

@@ -15,7 +15,7 @@ from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.costs import ContextCost, context_cost, state_bytes_per_slot
 from lllm3090d.planning.reserves import Budget
-from lllm3090d.serving.instance import SERVING, InstanceState
+from lllm3090d.serving.instance import ENDED, SERVING, InstanceState
 from lllm3090d.serving.ledger import Ledger, Reservation
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Instance
@@ -42,6 +42,7 @@ def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) 
     # Beside a card, what is kept in host memory is told by itself.
     main = [each for each in shares if each.where != HOST] or list(shares)
     measured = [each.measured_bytes for each in main if each.measured_bytes is not None]
+    has_process = instance.state not in ENDED | {InstanceState.RELEASING}
     return InstanceView(
         name=instance.name,
         run=instance.run,
@@ -49,7 +50,7 @@ def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) 
         since=since,
         unit=instance.unit,
         invocation_id=instance.invocation_id,
-        main_pid=instance.main_pid,
+        main_pid=instance.main_pid if has_process else None,
         endpoint=str(instance.record.socket),
         path=path_text(instance.record.path),
         context_tokens=instance.plan.context_tokens,
@@ -62,7 +63,7 @@ def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) 
         reservations=tuple(_reservation_view(each, instance, now_s) for each in shares),
         pinned=instance.pinned,
         leases=len(instance.leases),
-        busy=instance.busy,
+        busy=instance.busy if has_process else None,
         idle_s=_idle_s(instance, now_s),
         engine_version=instance.record.engine_version,
         adopted=instance.adopted,

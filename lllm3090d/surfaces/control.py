@@ -351,7 +351,13 @@ class ControlApi:
 
     async def instances(self, _: web.Request) -> web.Response:
         """``GET /v1/instances``."""
-        return _json(Instances(instances=self._instance_views(), pending=self._pending_views()))
+        return _json(
+            Instances(
+                instances=self._instance_views(),
+                pending=self._pending_views(),
+                released=self.daemon.scheduler.released,
+            )
+        )
 
     def _pending_views(self) -> tuple[PendingView, ...]:
         scheduler = self.daemon.scheduler
@@ -470,6 +476,7 @@ class ControlApi:
                 run=done.run,
                 released_bytes=done.released_bytes,
                 elapsed_s=round(time.monotonic() - began, 4),
+                waited=done.waited,
             )
         )
 
@@ -477,12 +484,14 @@ class ControlApi:
         """``POST /v1/release``: unload everything, answers when the memory is back."""
         body = await _body(request, ReleaseBody)
         began = time.monotonic()
+        was_released = self.daemon.scheduler.released
         done = await self.daemon.release(until_resume=body.until_resume)
         return _json(
             Released(
                 names=done.names,
                 released_bytes=done.released_bytes,
                 until_resume=body.until_resume,
+                was_released=was_released,
                 elapsed_s=round(time.monotonic() - began, 4),
             )
         )

@@ -21,7 +21,7 @@ from tests.system.rounds import RIVALS, cycles, race
 pytestmark = pytest.mark.system
 
 MODELS = {**RIVALS, "small": 1.0}  # GiB: alpha and beta exclude each other, small goes with both
-RACES, CYCLES = 40, 20  # python -m bench.race makes 200 and 100
+RACES, CYCLES = 20, 10  # python -m bench.race makes 200 and 100
 
 
 @pytest.fixture
@@ -57,6 +57,26 @@ def test_the_least_recently_used_one_goes_and_only_if_that_makes_room(rig: Rig) 
     problem = rig.load("alpha", evict=False)
     assert problem["code"] == "insufficient_vram"
     assert set(rig.states()) == {"small", "beta"}
+
+
+def test_a_plan_says_what_its_load_would_unload(rig: Rig) -> None:
+    """What a load would get is what a plan shows: it is not refused for models that would make room."""
+    rig.load_ready("alpha")
+    plan = rig.service.request("POST", "/v1/plan", {"model": "beta"}).json()
+    assert plan["fits"]
+    assert "a load unloads alpha first, idle now, to make room" in plan["notes"]
+    assert rig.states() == {"alpha": "ready"}
+    assert rig.load_ready("beta")["context_tokens"] == plan["context_tokens"]
+    rig.service.request("POST", "/v1/models/beta/pin", {"pinned": True})
+    assert rig.service.request("POST", "/v1/plan", {"model": "alpha"}).json()["code"] == "insufficient_vram"
+    again = rig.service.request("POST", "/v1/plan", {"model": "beta"}).json()
+    assert again["code"] == "insufficient_vram"  # of another one beside it
+    assert (
+        rig.service.request("POST", "/v1/load", {"model": "alpha", "least_context_tokens": 1024}).json()[
+            "code"
+        ]
+        == "invalid_request"
+    )
 
 
 def test_a_victim_that_ignores_sigterm_is_killed(rig: Rig) -> None:

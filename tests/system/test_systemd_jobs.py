@@ -93,7 +93,7 @@ def test_a_crash_by_signal_is_explained() -> None:
     async def scenario(scene: Scene) -> None:
         await scene.start(LimitCORE=0)
         await scene.manager.kill(scene.name(), signal.SIGSEGV, whom="main")
-        assert explain_exit(await scene.failed()) == "killed by SIGSEGV"
+        assert explain_exit(await scene.failed()) == "was killed by SIGSEGV"
         await scene.manager.kill(scene.name(), signal.SIGKILL)  # nothing left to kill is no error
         await scene.manager.kill(scene.name("never"), signal.SIGKILL)
 
@@ -133,7 +133,7 @@ def test_a_stop_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
         assert caught.value.code is ErrorCode.STOP_FAILED
         assert caught.value.details["job_result"] == "timeout"
         await scene.manager.kill(scene.name(), signal.SIGKILL)
-        assert explain_exit(await scene.failed()) == "killed by SIGKILL"
+        assert explain_exit(await scene.failed()) == "was killed by SIGKILL"
 
     play(scenario)
 

@@ -29,7 +29,7 @@ def test_a_stop_by_a_stranger_is_seen_to_its_end() -> None:
         await told("stop", scene.name())
         last = await scene.gone()
         assert last is not None and last.is_gone
-        assert explain_exit(last) == "killed by SIGTERM"
+        assert explain_exit(last) == "was killed by SIGTERM"
 
     play(scenario)
 

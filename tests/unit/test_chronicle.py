@@ -109,8 +109,8 @@ def test_holds_are_told_while_there_is_something_to_hold() -> None:
     scene.told.hold(KeepReleased(released=True))
     scene.told.hold(KeepReleased(released=False))
     assert [each.message for each in scene.history.since(2)] == [
-        "the cards are given away",
-        "the cards are taken back",
+        "the cards are released",
+        "the cards are no longer released",
     ]
     scene.instance.state = S.GONE  # its pin ends with it
     scene.told.hold(KeepPin("r", pinned=False))

@@ -190,7 +190,7 @@ def test_figures_that_do_not_add_up_to_the_tenth_are_explained(monkeypatch: pyte
 def test_given_away_cards_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     view = Desk().view.model_copy(update={"released": True})
     lines = shown(cards.gpus(document(view)), io.StringIO(), monkeypatch)
-    assert lines[0] == "The cards are given away: loads are refused until: lllm3090ctl resume"
+    assert lines[0] == "The card is released: loads are refused until: lllm3090ctl resume"
 
 
 def test_owners_of_a_newer_daemon_are_shown_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

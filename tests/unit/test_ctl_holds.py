@@ -59,9 +59,9 @@ def test_what_is_asked_and_its_json(
         (
             ["release", "--until-resume"],
             {"release": NOTHING},
-            ["No model was loaded.", "Loads are refused until: lllm3090ctl --socket SOCKET resume"],
+            ["No model was loaded.", "The card is released. Loads are refused until: lllm3090ctl --socket SOCKET resume"],
         ),
-        (["resume"], {"resume": RESUMED}, ["The card is taken back: models can be loaded again."]),
+        (["resume"], {"resume": RESUMED}, ["The card is no longer released: models can be loaded again."]),
         (
             ["resume"],
             {"resume": wire.Resumed(was_released=False)},

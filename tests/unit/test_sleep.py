@@ -582,7 +582,7 @@ def test_a_card_that_was_given_away_meanwhile_stays_so() -> None:
         scene.world.do(ReleaseRequested("t-release", until_resume=True))
         await scene.wake()
         assert scene.house.asked == [] and scene.store.names == []
-        assert "given away" in scene.house.told()[-1]
+        assert "is released" in scene.house.told()[-1]
         scene.world.do(ResumeRequested("t-resume"))
         await scene.rest(100)
         assert scene.house.asked == []

@@ -96,12 +96,12 @@ def test_states_that_are_final(active_state: str, job: int, expected: tuple[bool
             {"Result": "exit-code", "ExecMainCode": EXITED, "ExecMainStatus": 203},
             "never ran: the file could not be executed (203/EXEC)",
         ),
-        ({"Result": "signal", "ExecMainCode": KILLED, "ExecMainStatus": 11}, "killed by SIGSEGV"),
+        ({"Result": "signal", "ExecMainCode": KILLED, "ExecMainStatus": 11}, "was killed by SIGSEGV"),
         (
             {"Result": "core-dump", "ExecMainCode": DUMPED, "ExecMainStatus": 6},
-            "killed by SIGABRT and dumped core",
+            "was killed by SIGABRT and dumped core",
         ),
-        ({"Result": "signal", "ExecMainCode": KILLED, "ExecMainStatus": 63}, "killed by signal 63"),
+        ({"Result": "signal", "ExecMainCode": KILLED, "ExecMainStatus": 63}, "was killed by signal 63"),
         (
             {"Result": "oom-kill", "ExecMainCode": KILLED, "ExecMainStatus": signal.SIGKILL},
             "was killed because memory ran out (killed by SIGKILL)",
