@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from lllm3090ctl.documents import Document
 from lllm3090ctl.plans import backend_title, card_line, card_title, differences
 from lllm3090ctl.render import problem_blocks
-from lllm3090ctl.text import Block, Column, Table, clean, mib, pairs, size
+from lllm3090ctl.text import Block, Column, Prose, Table, clean, mib, pairs, size
 
 MAP_COLUMNS = 32
 INCOMPLETE = "incomplete_checkpoint"

@@ -211,9 +211,7 @@ def load(
             raise failure
         return failure.exit_status
     if not (quiet or screen.as_json):
-        screen.result(
-            last.members, render.loaded(last, loaded_before, pin=bool(body.get("pinned") or body.get("pin")))
-        )
+        screen.result(last.members, render.loaded(last, loaded_before, pin=bool(body.get("pin"))))
     return ExitStatus.OK
 
 

@@ -14,19 +14,17 @@ def reset(answer: Document) -> list[Block]:
     return [f"{clean(answer.text('name'))} {how}"]
 
 
-def lines(view: Document) -> list[Block]:
+def lines(view: Document) -> list[Prose]:
     """What becomes of an instance that has ended; nothing where it runs, or nobody starts it again."""
     name = clean(view.text("name"))
     if view.has("retry_in_s"):
         attempt = f" (attempt {view.whole('attempt')})" if view.has("attempt") else ""
         seconds = math.ceil(view.real("retry_in_s"))  # upwards: what is to come is never shown as over
         if seconds <= 0:  # the card is released, or the machine sleeps
-            return [f"{name}: is to be started again{attempt}"]
-        return [f"{name}: starts again in {duration(seconds)}{attempt}"]
+            return [Prose(f"{name}: is to be started again{attempt}")]
+        return [Prose(f"{name}: starts again in {duration(seconds)}{attempt}")]
     if view.text("state") != "latched":
         return []
     reason, way_out = view.maybe_text("latch_reason"), view.maybe_text("way_out")
-    blocks: list[Block] = [
-        Prose(clean(f"{name}: is not started again" + (f": {reason}." if reason else ".")))
-    ]
+    blocks = [Prose(clean(f"{name}: is not started again" + (f": {reason}." if reason else ".")))]
     return [*blocks, Prose(clean(way_out), "  Hint: ")] if way_out else blocks

@@ -179,7 +179,8 @@ LOAD_OPTIONS = (
         "wait",
         default=None,
         help="Whether it may wait for room, while models are busy or just loaded. Default: it may, for the setting"
-        " queue_timeout_s (2 minutes unless set); then it fails with queue_timed_out. If not, it fails where it would have to.",
+        " queue_timeout_s (2 minutes unless set); then it fails with queue_timed_out. If not, it fails where it"
+        " would have to.",
     ),
 )
 # Whose "no" is an answer, unlike that of a switch which is not set.

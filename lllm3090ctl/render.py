@@ -13,6 +13,7 @@ ON_CARD = "card"
 HOST_KIND = "cpu"
 MOST_LISTED = 40
 CARD_RELEASED = "The card is released: loads are refused until: lllm3090ctl resume"
+ENGINE_FAILED = "engine_failed"
 FOR_PROGRAMS = "fields"  # members of the request that were refused; the message names the options instead
 
 
@@ -329,9 +330,9 @@ def _problem_text(problem: Document) -> str:
     title, detail = (
         value if isinstance(value := problem.members.get(key), str) else "" for key in ("title", "detail")
     )
-    words, said = _words(title), _words(detail)
-    # A sentence about the same subject tells more than the title.
-    is_told = set(words) <= set(said) or (words[:1] == ["the"] and words[:2] == said[:2])
+    # How an engine ended says that it did.
+    is_ending = problem.members.get("code") == ENGINE_FAILED and detail.startswith("the engine ")
+    is_told = is_ending or set(_words(title)) <= set(_words(detail))
     parts = [detail] if is_told else [part for part in (title, detail) if part]
     return clean(": ".join(parts), keep="\n") or "unknown failure"
 

@@ -31,7 +31,9 @@ ALL_LAYERS = "999"
 KEPT_RESULTS = 1000
 SCHEME = 1  # raised when arguments or results mean something else
 HOST_NAME = "Host"
-FIGURES_LINE = re.compile(r"(?P<name>\S(?:.*\S)?)\s+(?P<model>\d+)\s+(?P<context>\d+)\s+(?P<compute>\d+)\s*")
+FIGURES_LINE = re.compile(
+    r"(?P<name>\S(?:.*\S)?)\s+(?P<model>\d{1,9})\s+(?P<context>\d{1,9})\s+(?P<compute>\d{1,9})\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.bounded import opened_in_time
 from lllm3090d.gpus.host import HostMemoryReader
 from lllm3090d.gpus.nvml import open_nvidia
 from lllm3090d.gpus.readings import CardReader, NoCardError
@@ -40,7 +41,7 @@ def open_cards(choice: CardChoice, roots: Roots = SYSTEM) -> tuple[CardReader, .
         LlmError: CARD_UNREADABLE where a driver is broken, or where a vendor is asked for and has no card here.
     """
     openers: dict[CardChoice, Callable[[], Sequence[CardReader]]] = {
-        CardChoice.NVIDIA: open_nvidia,
+        CardChoice.NVIDIA: lambda: opened_in_time(open_nvidia),
         CardChoice.AMD: lambda: open_amd(roots),
         CardChoice.INTEL: lambda: open_intel(roots),
     }

@@ -35,6 +35,11 @@ _FORGET = "DELETE FROM calibrations WHERE checkpoint = ? AND engine = ? AND back
 _FORGET_ALL = "DELETE FROM calibrations"
 
 
+# What no launch takes, and no clock of this century says.
+MOST_BYTES = 1 << 44
+LATEST_S = 4e9
+
+
 class Calibrations:
     """Remembers what launches took; thread-safe.
 
@@ -140,7 +145,9 @@ def _seen(row: tuple[object, ...]) -> Seen | None:
     if not isinstance(launch, str) or not isinstance(seen_s, float) or not isinstance(short_s, float):
         return None
     sizes = [figure for figure in figures if isinstance(figure, int) and figure >= 0]
-    if len(sizes) != len(figures):
+    if len(sizes) != len(figures) or not (0 <= seen_s < LATEST_S and 0 <= short_s < LATEST_S):
         return None
     quoted, peak, load_peak, probe_tokens, short = sizes
+    if max(sizes) > MOST_BYTES or not quoted:
+        return None
     return Seen(launch, quoted, peak, load_peak, probe_tokens, short, seen_s, short_s)

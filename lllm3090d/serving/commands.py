@@ -47,6 +47,8 @@ def asking_again(asked: Wish, changes: Mapping[str, Any]) -> str:
     request = replace(asked.request, **changes)
     if not asked.name or asked.stated & changes.keys() or request.cache_type_k is not request.cache_type_v:
         return ""
+    if asked.name.startswith("-"):
+        return ""  # where the engine's arguments begin could not be told
     words = [CTL, asked.verb, asked.name, *asked.more, *_options(request)]
     if asked.arguments:
         words += ["--", *asked.arguments]
@@ -55,7 +57,12 @@ def asking_again(asked: Wish, changes: Mapping[str, Any]) -> str:
 
 def unloading(names: tuple[str, ...]) -> str:
     """The commands that unload some models, in one line."""
-    return " && ".join(shlex.join([CTL, "unload", name]) for name in names)
+    return " && ".join(shlex.join([CTL, "unload", *_named(name)]) for name in names)
+
+
+def _named(name: str) -> tuple[str, ...]:
+    """A name that is no option."""
+    return ("--", name) if name.startswith("-") else (name,)
 
 
 def _options(request: PlanRequest) -> list[str]:

@@ -19,7 +19,7 @@ from lllm3090d.bus.systemd import Event as BusEvent
 from lllm3090d.bus.thread import BusThread
 from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gpus.readings import Card, CardReader
+from lllm3090d.gpus.readings import Card, CardReader, normal_pci_address
 from lllm3090d.planning.calibration import deviation_limit_bytes
 from lllm3090d.serving.accounts import Accounts
 from lllm3090d.serving.activity import ActivityWatch
@@ -376,7 +376,9 @@ class Daemon:
     async def unload(self, name: str) -> UnloadDone:
         """Unload a model; returns when its memory is back. Raises LlmError NOT_LOADED, STOP_FAILED."""
         token = secrets.token_hex(8)
-        found = self._loaded_or_waiting(name)
+        self._restoring.forget(name)
+        found = name if self.scheduler.is_to_come_back(name) else self._loaded_or_waiting(name)
+        self._restoring.forget(found)
         sleeper = await self.sleep.forget(found)
         runs = self.scheduler.instance(found) is not None
         waits = any(each.name == found for each in self.scheduler.pending)
@@ -394,7 +396,9 @@ class Daemon:
             return None
         cards = tuple(reader.card for reader in self.readers)
         for number, card in enumerate(cards):
-            if wanted.lower() in {str(number), card.uuid.lower(), card.pci_address}:
+            if wanted.lower() in {str(number), card.uuid.lower()} or (
+                card.pci_address and normal_pci_address(wanted) == card.pci_address
+            ):
                 return card.uuid
         raise no_such_card(wanted, cards)
 
@@ -402,6 +406,9 @@ class Daemon:
         """Unload everything at once. Raises LlmError STOP_FAILED."""
         await self.sleep.forget()
         token = secrets.token_hex(8)
+        self._restoring.forget()
+        for looked_up in self._looking_up:
+            self._looking_up[looked_up] = True
         answer = await self._ask(token, ReleaseRequested(token, until_resume))
         if not isinstance(answer, ReleaseDone):
             raise TypeError(f"release answered with {answer!r}")

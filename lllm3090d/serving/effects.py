@@ -111,9 +111,18 @@ class Effects:
         self._fence = fence
         self._logs = logs or EngineLogs()
         self._releasing: dict[str, ReleaseCheck] = {}  # in the order in which they ended
+        self._starting: dict[str, asyncio.Event] = {}  # set when systemd has answered; a stop waits for that
 
     async def start_unit(self, effect: StartUnit) -> None:
         """Start the unit; ends in StartFinished, or in the news of a unit that has failed."""
+        started = self._starting[effect.run] = asyncio.Event()
+        try:
+            await self._start(effect)
+        finally:
+            started.set()
+            del self._starting[effect.run]
+
+    async def _start(self, effect: StartUnit) -> None:
         unit = effect.spec.name
         result: str | None = None
         unanswered: LlmError | None = None
@@ -239,7 +248,14 @@ class Effects:
                 self._submit(UnitSeen(status))
 
     async def stop_unit(self, effect: StopUnit) -> None:
-        """Stop the unit; ends in StopFinished."""
+        """Stop the unit; ends in StopFinished.
+
+        Not before systemd has answered to its start: else there may be nothing to stop yet, and an engine that nobody
+        knows a moment later.
+        """
+        started = self._starting.get(effect.run)
+        if started is not None:
+            await started.wait()
 
         def stop() -> Awaitable[object]:
             return self._manager.stop(effect.unit, self._settings().stop_timeout_s + STOP_MARGIN_S)

@@ -87,6 +87,9 @@ def row_of(event: Event, at_us: int) -> Row:
     return Row(event.seq, at_us, event.model, routine, event.model_dump_json(exclude_none=True))
 
 
+MOST_NUMBERS = 1 << 60  # beyond lies what no daemon has counted to
+
+
 class EventTable:
     """Reads and writes the events; never raises for what is wrong with the file.
 
@@ -108,9 +111,9 @@ class EventTable:
         rows = store.rows("SELECT next, ended FROM event_numbers UNION ALL SELECT 0, -1")
         if not rows or store.path is None:
             return None
-        told = {bool(ended): number for number, ended in rows if ended >= 0}
+        told = {bool(ended): number for number, ended in rows if ended >= 0 and 0 <= number < MOST_NUMBERS}
         highest = store.rows("SELECT coalesce(max(seq), 0) FROM events")
-        written = highest[0][0] if highest else 0
+        written = highest[0][0] if highest and highest[0][0] < MOST_NUMBERS else 0
         last = self._events("SELECT body FROM events ORDER BY seq DESC LIMIT 1", ())
         first = max(1, written + 1, *told.values())
         return Numbers(first, ended=False not in told, last_at=last[0].at if last else None)

@@ -79,7 +79,11 @@ class Holds:
             rows = store.rows(_SELECT)
             if not rows:
                 raise self._problem(store, "cannot be read")
-            self._held = {(kind, subject) for kind, subject in rows if kind in {RELEASED, PINNED}}
+            self._held = {
+                (kind, subject)
+                for kind, subject in rows
+                if kind in {RELEASED, PINNED} and isinstance(subject, str)
+            }
         return self._held
 
     def _keep(self, held: set[tuple[str, str]]) -> None:

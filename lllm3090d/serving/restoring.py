@@ -41,6 +41,7 @@ class Restoring:
         self._scheduler = scheduler
         self._submit = submit
         self._spawn = spawn
+        self._later_ones: dict[str, Restore] = {}  # by model: those that wait for another try
 
     async def restore(self, effect: Restore) -> None:
         """Load it where there is room without unloading others; what was refused for what passes is tried again."""
@@ -55,6 +56,13 @@ class Restoring:
                 self._submit(ComebackRefused(effect.name, error))
             elif error.code in PASSING and effect.tries + 1 < len(PAUSES_S):
                 self._spawn(self._later(replace(effect, tries=effect.tries + 1)))
+
+    def forget(self, name: str | None = None) -> None:
+        """A model is not loaded again, or none is: somebody wants it, or everything, gone."""
+        if name is None:
+            self._later_ones.clear()
+        else:
+            self._later_ones.pop(name, None)
 
     async def _ask(self, effect: Restore) -> None:
         """Raises LlmError where nothing was started."""
@@ -75,6 +83,10 @@ class Restoring:
 
     async def _later(self, effect: Restore) -> None:
         """Its place may be taken by what is late to come back, or by a stranger."""
+        self._later_ones[effect.name] = effect
         await asyncio.sleep(PAUSES_S[effect.tries])
-        if self._scheduler.instance(effect.name) is None and not self._scheduler.released:
+        if self._later_ones.get(effect.name) is not effect:
+            return
+        del self._later_ones[effect.name]
+        if self._scheduler.instance(effect.name) is None:
             await self.restore(effect)

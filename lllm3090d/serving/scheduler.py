@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lllm3090d.checkpoints.unruled import UnruledModel
-from lllm3090d.errors import LlmError
+from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.planner import Planner
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving import refusals
@@ -63,6 +63,7 @@ from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SE
 from lllm3090d.serving.launching import calibration_for, key_of, launched, was_measured
 from lllm3090d.serving.ledger import ReservationState
 from lllm3090d.serving.load_features import load_features
+from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Evicted, Instance
 from lllm3090d.serving.standing import Standing
 from lllm3090d.serving.unruled import OfferedPlan
@@ -72,6 +73,7 @@ S = InstanceState
 COMING_BACK = frozenset({ReservationState.RELEASING, ReservationState.QUARANTINED})
 # How often those who wait are looked at while only time, or somebody outside, can help them.
 LOOK_INTERVAL_S = 1.0
+MOST_AT_ONCE = 20
 WAKING = "the machine to wake up"
 
 
@@ -261,6 +263,9 @@ class Scheduler(Standing):
         except LlmError as error:
             self._do(Failed(event.token, error))
             return
+        on_cards = {each.where for each in self.ledger.of(current.run)} - {HOST}
+        if missing is None and event.card is not None and on_cards and on_cards != {event.card}:
+            missing = f"on card {', '.join(sorted(on_cards))} instead of {event.card}"
         if missing is not None:
             self._do(Failed(event.token, refusals.loaded_differently(current.name, missing)))
             return
@@ -358,7 +363,11 @@ class Scheduler(Standing):
             self._restore(entry.evicted, f"{entry.name} did not come up")
 
     def _advance(self, observation: Observation) -> None:
-        """Serve those who wait, in order, for as long as the first one can be served; nobody before a sleep."""
+        """Serve those who wait, in order, for as long as the first one can be served; nobody before a sleep.
+
+        Not all at once where many are refused: each page takes milliseconds, and others are to be answered meanwhile.
+        """
+        left = MOST_AT_ONCE
         while self._waiting and not self.asleep:
             head = self._waiting[0]
             if self._served_by_what_runs(head.event):
@@ -370,6 +379,10 @@ class Scheduler(Standing):
                 return
             if not self._try_head(head, observation):
                 return
+            left -= 1
+            if not left:
+                self._has_changed = True
+                return
 
     def _is_on_its_way_down(self, run: str) -> bool:
         instance = self.by_run(run)
@@ -379,7 +392,7 @@ class Scheduler(Standing):
         """Decide the first of those who wait; whether the next one may be tried."""
         decision = self._decider(observation).decide(head.event)
         if isinstance(decision, Refuse):
-            decision = self._late(head) or decision
+            decision = self._late(head) or self._unseen(head, decision) or decision
         match decision:
             case Admit():
                 self._waiting.remove(head)
@@ -403,6 +416,13 @@ class Scheduler(Standing):
                     return True
                 self._tell_waiting(head, decision.why)
         return False
+
+    @staticmethod
+    def _unseen(head: Waiting, refused: Refuse) -> Wait | None:
+        """One reading that fails sends nobody away who has waited already."""
+        if refused.error.code is ErrorCode.CARD_UNREADABLE and head.why:
+            return Wait("the card to be readable again")
+        return None
 
     def _late(self, head: Waiting) -> Wait | None:
         """What was unloaded for a load and has not given its memory back is waited for: else both would be lost."""

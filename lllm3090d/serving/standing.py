@@ -62,12 +62,21 @@ class Standing(Lives):
         """Loads that wait for room, the next one first."""
         return tuple(self._waiting)
 
+    def is_to_come_back(self, name: str) -> bool:
+        """It was unloaded for a load that may still fail."""
+        return any(gone.name == name for each in self._evictors() for gone in each.evicted)
+
+    def _evictors(self) -> tuple[Waiting | Instance, ...]:
+        """All for whom others may have gone."""
+        return (*self._waiting, *self._instances.values())
+
     # --- going, and being left in peace -----------------------------------------------------------------------------
 
     def _on_unload(self, event: UnloadRequested) -> None:
         instance = self._instances.get(event.name)
         waited = self._cancel_waiting(event.name)
         self._comebacks.forget(event.name)
+        waited = self._forget_evicted(event.name) or waited
         if instance is None:
             if waited is None:
                 self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
@@ -96,6 +105,16 @@ class Standing(Lives):
             self._restore(entry.evicted, f"{name} was unloaded")
             run = entry.event.run
         return run
+
+    def _forget_evicted(self, name: str) -> str | None:
+        """It is not loaded again for anybody; a run that it went for, None where it went for none."""
+        found = None
+        for each in self._evictors():
+            kept = [gone for gone in each.evicted if gone.name != name]
+            if len(kept) < len(each.evicted):
+                each.evicted = kept
+                found = each.event.run if isinstance(each, Waiting) else each.run
+        return found
 
     def _on_cancel(self, event: CancelRequested) -> None:
         for entry in self._waiting:

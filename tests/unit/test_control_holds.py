@@ -28,6 +28,7 @@ class FakeDaemon:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.was_released = True
+        self.scheduler = SimpleNamespace(released=False)
 
     async def release(self, *, until_resume: bool) -> ReleaseDone:
         """Two models go."""
@@ -89,7 +90,10 @@ def test_release(tmp_path: Path, body: str, until: bool) -> None:
     status, answer = posted(tmp_path, daemon, "/v1/release", body)
     assert daemon.asked == [("release", until)]
     assert answer.pop("elapsed_s") >= 0
-    assert (status, answer) == (200, {"names": ["a", "b"], "released_bytes": 7, "until_resume": until})
+    assert (status, answer) == (
+        200,
+        {"names": ["a", "b"], "released_bytes": 7, "until_resume": until, "was_released": False},
+    )
 
 
 @pytest.mark.parametrize("was_released", [True, False])

@@ -114,7 +114,8 @@ def test_inspect_shows_what_cannot_be_priced() -> None:
         "size          1.0 GiB",
         "tensors       3, 512.0 MiB",
         "",
-        "It cannot be planned: Unsupported kind of model: No rule. Hint: Choose another.",
+        "It cannot be planned: Unsupported kind of model: No rule.",
+        "  Hint: Choose another.",
     ]
 
 
@@ -217,7 +218,8 @@ def test_models_tells_the_incomplete_from_the_unusable() -> None:
     row = lines[3]
     assert row[row.index("12,240") :][:4] == ["12,240", "+512w", "63.0", "MiB"]
     assert row[-1] == "-"
-    assert " ".join(lines[4]) == "half: Parts of the model are missing: Shard 2 is missing. Hint: Fetch it."
+    assert " ".join(lines[4]) == "half: Parts of the model are missing: Shard 2 is missing."
+    assert " ".join(lines[5]) == "Hint: Fetch it."
     assert " ".join(lines[5]) == "bge: Unsupported kind of model: It cannot be priced."
     assert " ".join(lines[6]) == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
     assert len(lines) == 7
@@ -265,7 +267,7 @@ def test_models_and_status_tell_that_nobody_watches() -> None:
         models=[unwatched, empty, MODELS], status=changed(STATUS, watch_problem=reason)
     ) as server:
         for _ in range(2):
-            last = ctl(server, "models").stdout.splitlines()[-1]
-            assert last == f"{title}: A limit is reached. Hint: Raise it."
+            last = ctl(server, "models").stdout.splitlines()[-2:]
+            assert last == [f"{title}: A limit is reached.", "  Hint: Raise it."]
         assert title not in ctl(server, "models").stdout
-        assert f"models: {title}: A limit is reached. Hint: Raise it." in ctl(server, "status").stdout
+        assert f"models: {title}: A limit is reached.\n  Hint: Raise it." in ctl(server, "status").stdout

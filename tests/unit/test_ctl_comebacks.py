@@ -31,9 +31,10 @@ def below(command: str, **members: Any) -> str:
     with ControlServer(instances=wire.Instances(instances=(instance,)), status=status) as server:
         done = ctl(server, command)
     assert (done.exit_code, done.stderr) == (0, "")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("Dead: ")]
-    assert lines[0] == "Dead: The engine failed: It died. Hint: See its lines."
-    return "\n".join(lines[1:])
+    lines = done.stdout.splitlines()
+    lines = lines[lines.index("Dead: The engine failed: It died.") :]
+    assert lines[1] == "  Hint: See its lines."
+    return "\n".join(lines[2:])
 
 
 @pytest.mark.parametrize("command", ["ps", "status"])
@@ -56,7 +57,7 @@ def test_when_it_starts_again(command: str, members: dict[str, Any], text: str) 
     [
         (
             {"latch_reason": "it ended 5 times\x1b", "way_out": "Do this. Then: lllm3090ctl reset Dead"},
-            "Dead: is not started again: it ended 5 times\\x1b. Hint: Do this. Then: lllm3090ctl reset Dead",
+            "Dead: is not started again: it ended 5 times\\x1b.\n  Hint: Do this. Then: lllm3090ctl reset Dead",
         ),
         ({"latch_reason": "it cannot be"}, "Dead: is not started again: it cannot be."),
         ({}, "Dead: is not started again."),
@@ -84,7 +85,7 @@ def test_the_json_has_all_of_it() -> None:
     ],
 )
 def test_what_a_daemon_leaves_out_is_not_made_up(members: dict[str, Any], lines: list[str]) -> None:
-    assert comebacks.lines(Document({"name": "x", **members})) == lines
+    assert [block.text for block in comebacks.lines(Document({"name": "x", **members}))] == lines
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def test_status_shows_problems_and_leaves_out_what_is_unknown() -> None:
         done = ctl(server, "status")
     assert done.exit_code == 0
     assert "memory     MiB: reserved for models 512.0\n" in done.stdout
-    assert "card: The card's memory cannot be read: NVML says no. Hint: Reboot.\n" in done.stdout
-    assert "engine: No llama-server was found: No llama-server. Hint: Build one.\n" in done.stdout
-    assert "state: What was learnt cannot be kept: The disk is full. Hint: Make room.\n" in done.stdout
+    assert "card: The card's memory cannot be read: NVML says no.\n  Hint: Reboot.\n" in done.stdout
+    assert "engine: No llama-server was found: No llama-server.\n  Hint: Build one.\n" in done.stdout
+    assert "state: What was learnt cannot be kept: The disk is full.\n  Hint: Make room.\n" in done.stdout
     assert done.stdout.endswith("\nNo model is loaded.\n")
 
 
@@ -119,7 +119,7 @@ def test_ps_shows_each_instance_and_why_one_failed() -> None:
     )
     with ControlServer(instances=wire.Instances(instances=(INSTANCE, failed))) as server:
         done = ctl(server, "ps")
-    header, first, second, note = done.stdout.splitlines()
+    header, first, second, note, hint = done.stdout.splitlines()
     assert header.split() == [
         "NAME",
         "STATE",
@@ -133,7 +133,33 @@ def test_ps_shows_each_instance_and_why_one_failed() -> None:
     ]
     assert first.split()[:5] == ["SmolLM2-135M", "ready", "-", "8,192", "2"]
     assert second.split() == ["Broken", "failed", "-", "8,192", "2", "512.0", "MiB", "-", "-", failed.unit]
-    assert note == "Broken: The engine ended: Exit status 1. Hint: lllm3090ctl logs x"
+    assert (note, hint) == ("Broken: The engine ended: Exit status 1.", "  Hint: lllm3090ctl logs x")
+
+
+def test_an_engines_end_is_one_sentence_and_advice_is_given_once() -> None:
+    advice = "Try another build."
+    died = LlmError(
+        ErrorCode.ENGINE_FAILED,
+        "the engine failed by a fault of its own; it was killed by SIGSEGV",
+        hint=f"{advice} See: journalctl",
+        advice=advice,
+    ).problem()
+    failed = changed(
+        INSTANCE,
+        name="x",
+        state="latched",
+        failure=died,
+        latch_reason="why",
+        way_out=f"{advice} Then: lllm3090ctl reset x",
+    )
+    with ControlServer(instances=wire.Instances(instances=(failed,))) as server:
+        lines = ctl(server, "ps").stdout.splitlines()
+    assert lines[2:] == [
+        "x: the engine failed by a fault of its own; it was killed by SIGSEGV",
+        "  Hint: See: journalctl",
+        "x: is not started again: why.",
+        f"  Hint: {advice} Then: lllm3090ctl reset x",
+    ]
 
 
 def test_nothing_there_says_what_to_do() -> None:
@@ -161,7 +187,7 @@ def test_models_tells_what_cannot_be_loaded() -> None:
     ]  # fmt: skip
     assert lines[2].split() == ["page", "-", "3.0", "GiB", *["-"] * 9, "unusable"]
     assert lines[3] == "SmolLM2-135M: with projector mmproj.gguf, drafter mtp-smol.gguf"
-    assert lines[4] == "page: The model file is damaged: It is HTML. Hint: Fetch it again."
+    assert lines[4:6] == ["page: The model file is damaged: It is HTML.", "  Hint: Fetch it again."]
     assert lines[5] == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
     assert lines[6] == (
         "VERDICT and PLAN are for NVIDIA GeForce RTX 3090, 24.0 GiB, cuda, with nothing on it but a desktop;"
@@ -200,15 +226,16 @@ def test_models_of_the_catalogue_say_where_they_can_be_had() -> None:
         "download",
     ]  # fmt: skip
     assert "Gemma: to be had from somebody/Gemma-4-26B-A4B-GGUF, gemma.gguf, mmproj.gguf" in lines
-    assert "Latent: Unsupported kind of model: Latent. Hint: Download it." in lines
-    assert lines[-1] == "The settings are not valid: It is no file. Hint: Move it."
+    assert "Latent: Unsupported kind of model: Latent." in lines
+    assert "  Hint: Download it." in lines
+    assert lines[-2:] == ["The settings are not valid: It is no file.", "  Hint: Move it."]
 
 
 def test_models_without_an_engine_say_why_nothing_is_planned() -> None:
     missing = LlmError(ErrorCode.ENGINE_NOT_FOUND, "There is none.", hint="Build one.").problem()
     with ControlServer(models=changed(MODELS, plan_problem=missing)) as server:
-        last = ctl(server, "models").stdout.splitlines()[-1]
-    assert last == "No llama-server was found: There is none. Hint: Build one."
+        last = ctl(server, "models").stdout.splitlines()[-2:]
+    assert last == ["No llama-server was found: There is none.", "  Hint: Build one."]
 
 
 def test_plan_is_a_ledger() -> None:
@@ -541,6 +568,16 @@ def test_what_is_loaded_already_is_not_said_to_have_been_loaded() -> None:
         done = ctl(server, "load", "smol")
     assert done.exit_code == 0
     assert done.stdout.startswith("SmolLM2-135M is loaded already: context 8,192 tokens (2 slots")
+
+
+def test_that_a_loaded_model_is_pinned_now_is_said_where_that_was_asked_for() -> None:
+    assert READY.instance is not None
+    pinned = changed(READY, instance=changed(READY.instance, pinned=True))
+    with ControlServer(load=Stream((pinned,))) as server:
+        told = ctl(server, "load", "smol", "--pin").stdout
+        untold = ctl(server, "load", "smol").stdout
+    assert told.startswith("SmolLM2-135M is loaded already, and is pinned now: context")
+    assert untold.startswith("SmolLM2-135M is loaded already: context")
 
 
 @pytest.mark.parametrize("command", ["load", "plan"])

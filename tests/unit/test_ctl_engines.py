@@ -31,7 +31,7 @@ def test_list_shows_builds_and_what_is_wrong() -> None:
     assert lines[8] == (
         "SmolLM2-135M runs with another engine, /usr/bin/llama-server (1 (old)), until it is loaded again."
     )
-    assert lines[9] == "path: This llama-server cannot be used: It dies. Hint: Another one."
+    assert lines[9:11] == ["path: This llama-server cannot be used: It dies.", "  Hint: Another one."]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,6 @@ def test_status_tells_of_choice_staleness_and_other_engines() -> None:
     with ControlServer(status=changed(answer, engine_choice_problem=IGNORED.problem())) as server:
         done = ctl(server, "status")
     assert (
-        "engine: The choice of an engine is ignored: x was chosen, but it is gone. Hint: Choose anew."
+        "engine: The choice of an engine is ignored: x was chosen, but it is gone.\n  Hint: Choose anew."
         in done.stdout
     )

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from lllm3090d import wire
 from lllm3090d.errors import ErrorCode, LlmError
-from tests.fakes.control_server import MIB, ControlServer, Script, ctl
+from tests.fakes.control_server import MIB, STATUS, ControlServer, Script, changed, ctl
 
 pytestmark = pytest.mark.unit
 
@@ -59,7 +59,10 @@ def test_what_is_asked_and_its_json(
         (
             ["release", "--until-resume"],
             {"release": NOTHING},
-            ["No model was loaded.", "The card is released. Loads are refused until: lllm3090ctl --socket SOCKET resume"],
+            [
+                "No model was loaded.",
+                "The card is released. Loads are refused until: lllm3090ctl --socket SOCKET resume",
+            ],
         ),
         (["resume"], {"resume": RESUMED}, ["The card is no longer released: models can be loaded again."]),
         (
@@ -107,3 +110,32 @@ def test_a_load_while_the_card_is_released_is_refused() -> None:
 def test_a_wrong_command_line_is_usage(arguments: list[str]) -> None:
     with ControlServer() as server:
         assert ctl(server, *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("until_resume", [True, False])
+def test_a_card_that_was_released_before_stays_so(until_resume: bool) -> None:
+    answer = wire.Released(
+        names=(), released_bytes=0, until_resume=until_resume, was_released=True, elapsed_s=0.01
+    )
+    with ControlServer(release=answer) as server:
+        done = ctl(server, "release", *(["--until-resume"] if until_resume else []))
+        told = f"The card was released already. Loads stay refused until: lllm3090ctl --socket {server.path} resume"
+    assert done.stdout.splitlines() == ["No model was loaded.", told]
+
+
+@pytest.mark.parametrize("command", ["ps", "status"])
+@pytest.mark.parametrize("released", [True, False])
+def test_a_released_card_is_told_of(command: str, released: bool) -> None:
+    listing = wire.Instances(instances=(), released=released)
+    status = changed(STATUS, instances=(), released=released)
+    with ControlServer(instances=listing, status=status) as server:
+        done = ctl(server, command)
+    told = "The card is released: loads are refused until: lllm3090ctl resume"
+    assert (told in done.stdout.splitlines()) is released
+
+
+def test_a_load_that_only_waited_released_nothing() -> None:
+    answer = wire.Unloaded(name="a\x1b", run="r", released_bytes=0, elapsed_s=0.1, waited=True)
+    with ControlServer(unload=answer) as server:
+        done = ctl(server, "unload", "a")
+    assert done.stdout == "The waiting load of a\\x1b was cancelled.\n"

@@ -268,6 +268,18 @@ def on_terminal(
     return drawn.decode(), process.returncode
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_long_lines_are_folded_between_words(stream: str) -> None:
+    """The line of a load that was ready, and a failure with its hint."""
+    refused = LlmError(ErrorCode.NOT_LOADED, "word " * 40 + "end.", hint="hint " * 40 + "end.")
+    with ControlServer(load=Stream((READY,)), unload=refused) as server:
+        command = "load" if stream == "stdout" else "unload"
+        drawn, _ = on_terminal(server, command, "x", stream=stream, env={"COLUMNS": "60"})
+    lines = drawn.splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 60
+
+
 def test_tables_on_a_terminal_hold_names_in_check() -> None:
     """Neither escapes nor markup in a name are obeyed, and nothing is cut off."""
     listing = wire.Instances(instances=(changed(INSTANCE, name="[red]x\x1b[2J[/]" + "u" * 150 + "end"),))

@@ -190,7 +190,7 @@ def test_misshapen_details_do_not_hide_the_failure(details: dict[str, Any]) -> N
     problem = problem_of(BESIDE_STRANGERS.refusal(), **details)
     blocks = failure(Document(problem))
     assert problem["detail"] in str(blocks[0])
-    assert blocks[-1] == f"Hint: {problem['hint']}"
+    assert blocks[-1] == Prose(problem["hint"], "Hint: ")
 
 
 def test_names_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_a_refusal_of_an_older_daemon_is_shown_as_before() -> None:
     )
     with pytest.raises(Failure, match="It needs more"):
         raise as_failure(old.problem())
-    assert failure(Document(old.problem()))[0] == "It does not fit: It needs more."
+    assert failure(Document(old.problem()))[0] == Prose("It does not fit: It needs more.")
 
 
 def test_the_how_to_shows_the_page() -> None:

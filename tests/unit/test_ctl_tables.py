@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lllm3090ctl import checkpoints, engines, plans, render
 from lllm3090ctl.documents import Document
 from lllm3090ctl.tables import align, cells, fit
-from lllm3090ctl.text import Column, Table
+from lllm3090ctl.text import Column, Prose, Table
 from lllm3090d import wire
 from lllm3090d.planning.quote import Evidence
 from lllm3090d.planning.verdict import Verdict
@@ -98,9 +98,18 @@ def test_a_wide_terminal_has_every_column() -> None:
 def test_a_speed_says_once_where_it_was_measured() -> None:
     """And nothing where there is none."""
     said = "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
-    assert checkpoints.models(view(CATALOGUE)).count(said) == 1
+    assert checkpoints.models(view(CATALOGUE)).count(Prose(said)) == 1
     without = changed(CATALOGUE, models=CATALOGUE.models[:1])
-    assert said not in checkpoints.models(view(without))
+    assert Prose(said) not in checkpoints.models(view(without))
+
+
+def test_a_long_name_leaves_use_and_reserved_in_the_list_of_instances() -> None:
+    long = changed(INSTANCE, name="q" * 42)
+    (table,) = tables(render.instances(view(wire.Instances(instances=(long,)))))
+    text, left_out = fit(table, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert left_out == ("SLOTS", "MEASURED", "PID", "UNIT")
+    assert "USE" in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -145,6 +145,41 @@ def test_a_stop_without_an_answer_is_asked_for_again() -> None:
     assert manager.stops == 3
 
 
+class SlowManager(LostManager):
+    """One that takes its time with a start, and writes down what it was asked in which order."""
+
+    def __init__(self) -> None:
+        super().__init__(lost_answers=0, started=True)
+        self.asked: list[str] = []
+        self.answers = asyncio.Event()
+
+    async def start(self, name: str, properties: Mapping[str, Any]) -> str:
+        await self.answers.wait()
+        self.asked.append("start")
+        return await super().start(name, properties)
+
+    async def stop(self, name: str, timeout_s: float) -> None:
+        self.asked.append("stop")
+        await super().stop(name, timeout_s)
+
+
+def test_a_stop_waits_for_the_start_it_is_to_undo(tmp_path: Path) -> None:
+    """Else there is nothing to stop yet, and a moment later an engine that nobody knows."""
+
+    async def both() -> list[str]:
+        manager = SlowManager()
+        slow = effects(manager, [], sockets_dir=tmp_path)
+        starting = asyncio.create_task(slow.start_unit(StartUnit(RUN, UnitSpec(UNIT, {}))))
+        stopping = asyncio.create_task(slow.stop_unit(StopUnit(RUN, UNIT)))
+        done, _ = await asyncio.wait({starting, stopping}, timeout=0.05)
+        assert not done
+        manager.answers.set()
+        await asyncio.gather(starting, stopping)
+        return manager.asked
+
+    assert asyncio.run(both()) == ["start", "stop"]
+
+
 def test_a_start_makes_the_directory_of_the_sockets_again(tmp_path: Path) -> None:
     manager = LostManager(lost_answers=0, started=True)
     missing = tmp_path / "lllm3090d" / "engines"
@@ -448,9 +483,10 @@ def test_a_load_that_is_given_up_says_why(
     ("properties", "lines", "on_card", "cause", "told"),
     [
         ({"Result": "exit-code", "ExecMainCode": 1, "ExecMainStatus": 1}, ["E CUDA error: out of memory"], True,
-         "out_of_device_memory", "the engine ran out of device memory; it exited with status 1; it said: E CUDA error: out of memory"),
+         "out_of_device_memory", "the engine ran out of device memory; it exited with status 1; it said: E CUDA error"),
         ({"Result": "exit-code", "ExecMainCode": 1, "ExecMainStatus": 1},
-         ["E init: failed to allocate buffer for kv cache"], False, "out_of_host_memory", "the engine ran out of host memory; it exited with status 1; it said: E init: failed"),
+         ["E init: failed to allocate buffer for kv cache"], False, "out_of_host_memory",
+         "the engine ran out of host memory; it exited with status 1; it said: E init: failed"),
         ({"Result": "oom-kill", "ExecMainCode": 2, "ExecMainStatus": 9}, [], True, "out_of_host_memory",
          "the engine was killed because memory ran out (killed by SIGKILL)"),
         ({"Result": "core-dump", "ExecMainCode": 3, "ExecMainStatus": 4}, [], True, "illegal_instruction",

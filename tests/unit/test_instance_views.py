@@ -126,3 +126,16 @@ def test_who_waits() -> None:
     view = pending_view(waiting, NOW_S)
     assert (view.name, view.why, view.waiting_s, view.remaining_s) == ("Gemma", "room", 3.0, 7.0)
     assert pending_view(waiting, NOW_S + 100).remaining_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "state", [InstanceState.FAILED, InstanceState.LATCHED, InstanceState.GONE, InstanceState.RELEASING]
+)
+def test_one_without_a_process_has_no_pid_and_is_not_busy(state: InstanceState) -> None:
+    made = instance("dead", "x", QWEN, state)
+    made.main_pid, made.busy = 4711, True
+    view = instance_view(made, Ledger(), SINCE, NOW_S)
+    assert (view.main_pid, view.busy) == (None, None)
+    made.state = InstanceState.STOPPING
+    view = instance_view(made, Ledger(), SINCE, NOW_S)
+    assert (view.main_pid, view.busy) == (4711, True)

@@ -92,6 +92,16 @@ def test_an_estimate_is_a_price_without_its_margins() -> None:
     assert (held.reserved_bytes, held.estimate_bytes) == (123, 100)
 
 
+@pytest.mark.parametrize(("where", "at_ready"), [(CARD, 107), (HOST, 100)])
+def test_what_conversations_fill_is_not_held_when_it_is_ready(where: str, at_ready: int) -> None:
+    """On a card nothing comes later, whatever it is called."""
+    sizes = {"weights": 100, "prompt cache": 4, "context checkpoints": 2, "draft checkpoint": 1, "slack": 9}
+    items = tuple(LineItem(name, Place.CARD, size, Evidence.HEADER, "") for name, size in sizes.items())
+    ledger = Ledger()
+    ledger.hold("a", "qwen", [Share(where, items)])
+    assert one(ledger, "a", where).at_ready_bytes == at_ready
+
+
 # --- measuring ---------------------------------------------------------------------------------------------
 
 

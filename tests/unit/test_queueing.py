@@ -18,6 +18,7 @@ from lllm3090d.serving.events import (
     CheckIdle,
     Effect,
     EngineReady,
+    Failed,
     ForgetUnit,
     IdleChecked,
     Joined,
@@ -41,10 +42,12 @@ from lllm3090d.serving.events import (
     UnitAdopted,
     UnitSeen,
     UnitVanished,
+    UnloadDone,
     UnloadRequested,
     WaitForMemory,
 )
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.observation import CardState, Observation
 from lllm3090d.serving.running import Instance
 from tests.fakes.scheduler_world import CARD, GIB, World, error_of, kinds, of_kind, status, the
 from tests.unit.test_command_line import build_named
@@ -516,3 +519,62 @@ def test_an_engine_that_never_tells_whether_it_is_idle_is_asked_once(world: Worl
     world.do(Looked({instance.run: Activity(busy=False, served_tokens=1)}))
     world.rest()
     assert len(of_kind(world.load("b", "t2", 13), CheckIdle)) == 1
+
+
+def test_a_reading_that_fails_sends_nobody_away_who_waits(world: World) -> None:
+    world.do(PinRequested("p", "a", True))
+    world.do(PinRequested("q", "a", False))
+    world.get("a").busy = True
+    assert queued_names(world) == []
+    world.do(Looked({world.get("a").run: Activity(busy=True, served_tokens=1)}))
+    world.load("b", "t", 13)
+    assert queued_names(world) == ["t"]
+    error = LlmError(ErrorCode.CARD_UNREADABLE, "lost")
+    lost = Observation((CardState(CARD, None, error),), False)
+    effects = world.scheduler.handle(Looked(), lost)
+    assert the(effects, Queued).why == "the card to be readable again"
+    assert queued_names(world) == ["t"]
+    # Who comes now is told at once.
+    refused = world.scheduler.handle(replace(world.request("c", "t2", 1), may_wait=True), lost)
+    assert error_of(refused, "t2").code is ErrorCode.CARD_UNREADABLE
+
+
+def test_a_person_who_unloads_a_victim_does_not_get_it_back(world: World) -> None:
+    victim = make_way(world)
+    world.do(UnloadRequested("u", "a"))
+    world.do(StopFinished(victim.run, None))
+    world.do(MemoryReleased(victim.run, {}))
+    effects = world.do(CancelRequested("c", "t"))
+    assert of_kind(effects, Restore) == []
+
+
+def test_of_one_that_has_gone_for_a_load_as_well(world: World) -> None:
+    victim = make_way(world)
+    world.do(StopFinished(victim.run, None))
+    world.do(MemoryReleased(victim.run, {}))
+    world.look()
+    assert world.scheduler.is_to_come_back("a")
+    assert len(of_kind(world.do(UnloadRequested("u", "a")), UnloadDone)) == 1
+    assert not world.scheduler.is_to_come_back("a")
+    world.do(StartFinished(world.get("b").run, LlmError(ErrorCode.UNIT_REFUSED, "no")))
+    assert of_kind(world.do(MemoryReleased(world.get("b").run, {})), Restore) == []
+
+
+def test_a_model_on_another_card_is_not_the_one_that_was_asked_for(world: World) -> None:
+    event = replace(world.request("a", "t", 13, WISH), card="GPU-other")
+    assert error_of(world.do(event), "t").code is ErrorCode.LOADED_DIFFERENTLY
+    there = replace(world.request("a", "t2", 13, WISH), card=CARD.uuid)
+    assert len(of_kind(world.do(there), LoadDone)) == 1
+
+
+def test_many_that_are_refused_are_not_refused_all_at_once(world: World) -> None:
+    world.do(Looked({world.get("a").run: Activity(busy=True, served_tokens=1)}))
+    for number in range(50):
+        world.load(f"m{number}", f"t{number}", 13, WISH)
+    assert len(queued_names(world)) == 50
+    world.do(PinRequested("p", "a", True))
+    effects = world.look()
+    assert 0 < len(of_kind(effects, Failed)) < 50
+    assert len(of_kind(effects, LookAgain)) == 1
+    while queued_names(world):
+        world.look()
