@@ -118,8 +118,15 @@ class _Bar:
                     self._task, total=expected, completed=min(resident, expected), figures=_figures(line)
                 )
         elif line.text("kind") == "ready":
-            total = self._progress.tasks[self._task].total or 1.0
-            self._progress.update(self._task, total=total, completed=total)
+            # However little of its price it took, nothing is to come any more.
+            measured = line.child("instance").maybe_whole("measured_bytes")
+            self._progress.update(
+                self._task,
+                total=1.0,
+                completed=1.0,
+                description=f"{clean(self._name)}: ready",
+                figures="" if measured is None else f"{mib(measured)} MiB",
+            )
 
 
 def _real_name(line: Document) -> str | None:

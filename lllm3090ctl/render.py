@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from lllm3090ctl import comebacks, refusal, suspend
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
-from lllm3090ctl.text import Block, Column, Prose, Style, Table, clean, count, duration, mib, mib_up, pairs
+from lllm3090ctl.text import (
+    Block,
+    Column,
+    Prose,
+    Style,
+    Table,
+    clean,
+    count,
+    duration,
+    mib,
+    mib_up,
+    pairs,
+    prose_pairs,
+)
 
 ON_CARD = "card"
 HOST_KIND = "cpu"
@@ -82,7 +95,7 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("memory", _card_memory(card)),
         ("engine", _engine(view)),
     ]
-    lines: list[Block] = [pairs([row for row in rows if row[1]])]
+    lines: list[Block] = [*prose_pairs([row for row in rows if row[1]])]
     for owner, problem in (
         ("card", card.maybe_child("problem")),
         ("engine", view.maybe_child("engine_problem")),

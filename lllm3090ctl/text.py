@@ -156,6 +156,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d"
 
 
+def prose_pairs(rows: Sequence[tuple[str, str]]) -> list[Prose]:
+    """Labels and values in two aligned columns, the values folded on a terminal."""
+    width = max(len(label) for label, _ in rows)
+    return [Prose(value, label.ljust(width) + GAP) for label, value in rows]
+
+
 def pairs(rows: Sequence[tuple[str, str]]) -> str:
     """Labels and values in two aligned columns, without a trailing line feed."""
     width = max(len(label) for label, _ in rows)

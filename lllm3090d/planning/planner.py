@@ -49,7 +49,7 @@ from lllm3090d.planning.tier import Tier
 from lllm3090d.planning.tier_choice import Candidate
 from lllm3090d.planning.tier_conditions import shared_line_caution
 from lllm3090d.planning.tiering import chosen_of, tier_of, tiered
-from lllm3090d.planning.units import PAGE_TOKENS, mib_ceil, round_up
+from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_ceil, round_up
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
 
 # Least window for which drafting is automatic: the smallest in which an agent can work, in whole pages.
@@ -181,7 +181,51 @@ class Planner:
 
     def plan(self) -> Plan:
         """The plan; see :func:`plan`."""
-        return self._beside_card(self._on_its_cards())
+        if not self._host_may_be_short:
+            return self._beside_card(self._on_its_cards())
+        try:
+            made = self._beside_card(self._on_its_cards())
+        except LlmError as error:
+            better = self._without_host_caches() if error.code is ErrorCode.INSUFFICIENT_MEMORY else None
+            if better is None:
+                raise
+            return better
+        if made.capped_by is not CappedBy.MEMORY or self.is_enough(made):
+            return made
+        better = self._without_host_caches()
+        return made if better is None or _served(better) <= _served(made) else better
+
+    @property
+    def _host_may_be_short(self) -> bool:
+        """A part of the model may be left beside the card, where what is kept only to be quick takes its room."""
+        allowed = (self.request.offload or self.policy.offload) is Offload.ALLOWED
+        kept = self.policy.prompt_cache_mib > 0 and not self.keeps_host_caches
+        return (
+            self.room.host is not None
+            and self._on_card
+            and kept
+            and (allowed or self.request.places_by_hand)
+        )
+
+    def _without_host_caches(self) -> Plan | None:
+        """The plan with as much of the prompt cache as the host has left beside it; None where there is none then."""
+        try:
+            bare = replace(self, policy=replace(self.policy, prompt_cache_mib=0))
+            made = bare._beside_card(bare._on_its_cards())
+        except LlmError as error:
+            if error.code is not ErrorCode.INSUFFICIENT_MEMORY:
+                raise
+            return None
+        kept = self.policy.prompt_cache_mib
+        left = max(0, (self.room.host or 0) - made.quote.total_bytes(Place.HOST)) // MIB
+        if left:
+            some = replace(self, policy=replace(bare.policy, prompt_cache_mib=min(kept, left)))
+            again = some._on_its_cards()
+            if again.launch == replace(made.launch, prompt_cache_mib=again.launch.prompt_cache_mib):
+                made = again
+        size = made.launch.prompt_cache_mib
+        note = f"prompt cache of {size} MiB instead of {kept}: host memory is short"
+        return replace(made, notes=(*made.notes, note)) if size < kept else made
 
     def _beside_card(self, made: Plan) -> Plan:
         """The plan, where host memory is short with less of what is kept there only to be quick.
@@ -606,6 +650,11 @@ class Planner:
         if variant.is_admissible(launch):
             return True
         return self._offloaded(variant, -(-launch.context_tokens // slots), slots) is not None
+
+
+def _served(made: Plan) -> int:
+    """Tokens of all slots together."""
+    return made.window_tokens * made.parallel
 
 
 def _note_padding(launch: Launch, asked_tokens: int, notes: list[str]) -> None:

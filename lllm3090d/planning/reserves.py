@@ -169,7 +169,10 @@ def budget(
     """
     _check(card, reading)
     # A process can be seen a moment earlier or by a coarser measure than the card: never less than nothing.
-    foreign = max(0, reading.used_bytes - claims.held_bytes)
+    # Where the driver does not tell what it keeps for itself, that is in what is used: it is deducted once.
+    tells = reading.reserved_bytes is not None or card.kind is CardKind.CPU
+    untold = 0 if tells else policy.driver_reserve_mib * MIB
+    foreign = max(0, reading.used_bytes - claims.held_bytes - untold)
     if card.kind is CardKind.CPU:
         reserve = host_reserve_bytes(reading.total_bytes)
         origin = f"max(2 GiB, {HOST_RESERVE_PERCENT} %) for the machine itself"

@@ -55,6 +55,7 @@ def planner_of(
     policy: PlanPolicy = POLICY,
     projector: ProjectorFacts | None = None,
     features: Features | None = None,
+    keeps_host_caches: bool = False,
 ) -> Planner:
     """A question; ``room`` is of the card where it is a number."""
     return Planner(
@@ -65,6 +66,7 @@ def planner_of(
         kind_of(backend),
         room if isinstance(room, Room) else Room(room),
         projector,
+        keeps_host_caches=keeps_host_caches,
     )
 
 

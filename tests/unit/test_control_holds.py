@@ -14,7 +14,7 @@ from aiohttp import ClientSession, UnixConnector, web
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving.daemon import Daemon
-from lllm3090d.serving.events import ReleaseDone, ResetDone
+from lllm3090d.serving.events import ReleaseDone, ResetDone, UnloadDone
 from lllm3090d.surfaces.control import ControlApi
 
 pytestmark = pytest.mark.unit
@@ -34,6 +34,11 @@ class FakeDaemon:
         """Two models go."""
         self.asked.append(("release", until_resume))
         return ReleaseDone("t", ("a", "b"), 7)
+
+    async def unload(self, name: str) -> UnloadDone:
+        """One model runs, another one waits for room."""
+        self.asked.append(("unload", name))
+        return UnloadDone("t", name, "0a1b", 7 if name == "runs" else 0, waited=name == "waits")
 
     async def resume(self) -> bool:
         """As the test says."""
@@ -94,6 +99,22 @@ def test_release(tmp_path: Path, body: str, until: bool) -> None:
         200,
         {"names": ["a", "b"], "released_bytes": 7, "until_resume": until, "was_released": False},
     )
+
+
+@pytest.mark.parametrize(("name", "released"), [("runs", 7), ("waits", 0)])
+def test_unload_tells_a_load_that_only_waited(tmp_path: Path, name: str, released: int) -> None:
+    status, answer = posted(tmp_path, FakeDaemon(), "/v1/unload", f'{{"model": "{name}"}}')
+    assert answer.pop("elapsed_s") >= 0
+    assert (status, answer) == (
+        200,
+        {"name": name, "run": "0a1b", "released_bytes": released, "waited": name == "waits"},
+    )
+
+
+def test_release_tells_that_the_card_was_released_before(tmp_path: Path) -> None:
+    daemon = FakeDaemon()
+    daemon.scheduler.released = True
+    assert posted(tmp_path, daemon, "/v1/release", "{}")[1]["was_released"] is True
 
 
 @pytest.mark.parametrize("was_released", [True, False])

@@ -220,9 +220,9 @@ def test_models_tells_the_incomplete_from_the_unusable() -> None:
     assert row[-1] == "-"
     assert " ".join(lines[4]) == "half: Parts of the model are missing: Shard 2 is missing."
     assert " ".join(lines[5]) == "Hint: Fetch it."
-    assert " ".join(lines[5]) == "bge: Unsupported kind of model: It cannot be priced."
-    assert " ".join(lines[6]) == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
-    assert len(lines) == 7
+    assert " ".join(lines[6]) == "bge: Unsupported kind of model: It cannot be priced."
+    assert " ".join(lines[7]) == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
+    assert len(lines) == 8
 
 
 def test_what_only_the_engine_prices_is_told_so() -> None:

@@ -188,8 +188,8 @@ def test_models_tells_what_cannot_be_loaded() -> None:
     assert lines[2].split() == ["page", "-", "3.0", "GiB", *["-"] * 9, "unusable"]
     assert lines[3] == "SmolLM2-135M: with projector mmproj.gguf, drafter mtp-smol.gguf"
     assert lines[4:6] == ["page: The model file is damaged: It is HTML.", "  Hint: Fetch it again."]
-    assert lines[5] == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
-    assert lines[6] == (
+    assert lines[6] == "TOKENS/S were measured on RTX 3090 with Vulkan, and are never scaled."
+    assert lines[7] == (
         "VERDICT and PLAN are for NVIDIA GeForce RTX 3090, 24.0 GiB, cuda, with nothing on it but a desktop;"
         " loaded models are not counted."
     )

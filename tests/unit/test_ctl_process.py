@@ -280,6 +280,16 @@ def test_long_lines_are_folded_between_words(stream: str) -> None:
     assert max(map(len, lines)) <= 60
 
 
+def test_the_bar_is_full_when_the_model_is_ready() -> None:
+    """Although LOADING told of less than its price, and nothing later of more."""
+    with ControlServer(load=Stream((LOADING, READY))) as server:
+        drawn, _ = on_terminal(server, "load", "x", stream="stderr", env={"COLUMNS": "100"})
+    last = [line for line in drawn.splitlines() if "ready" in line][-1].rsplit("\x1b[2K", 1)[-1]
+    assert last.startswith("SmolLM2-135M: ready")
+    assert "498.0 MiB" in last
+    assert "of 512.0" not in last
+
+
 def test_tables_on_a_terminal_hold_names_in_check() -> None:
     """Neither escapes nor markup in a name are obeyed, and nothing is cut off."""
     listing = wire.Instances(instances=(changed(INSTANCE, name="[red]x\x1b[2J[/]" + "u" * 150 + "end"),))

@@ -49,7 +49,7 @@ def test_a_card_in_error_is_said_with_what_waits_for_it() -> None:
     text = status(phase=SuspendPhase.BLOCKED, restoring=("qwen",), problem=UNREADABLE)
     assert "Not loaded again after a sleep, for the card is in error: qwen" in text
     assert (
-        "suspend: The card's memory cannot be read: The card has fallen off the bus.\n  Hint: nvidia-smi"
+        "suspend: The card's memory cannot be read: The card has fallen off the bus. Hint: nvidia-smi"
         in text
     )
 
@@ -59,9 +59,7 @@ def test_that_nobody_tells_of_sleep_matters_only_where_something_would_be_done(
     policy: SuspendPolicy,
 ) -> None:
     text = status(policy=policy, logind_problem=ABSENT, delays=False)
-    told = (
-        "suspend: Sleep is not noticed, or not delayed: Nobody tells of sleep.\n  Hint: See logind." in text
-    )
+    told = "suspend: Sleep is not noticed, or not delayed: Nobody tells of sleep. Hint: See logind." in text
     assert told is (policy is not SuspendPolicy.KEEP)
 
 

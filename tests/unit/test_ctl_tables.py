@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from lllm3090ctl import checkpoints, engines, plans, render
 from lllm3090ctl.documents import Document
 from lllm3090ctl.tables import align, cells, fit
-from lllm3090ctl.text import Column, Prose, Table
+from lllm3090ctl.text import Block, Column, Prose, Table
 from lllm3090d import wire
 from lllm3090d.planning.quote import Evidence
 from lllm3090d.planning.verdict import Verdict
@@ -60,7 +62,7 @@ CATALOGUE = changed(
 )
 
 
-def tables(blocks: list[str | Table]) -> list[Table]:
+def tables(blocks: Sequence[Block]) -> list[Table]:
     return [block for block in blocks if isinstance(block, Table)]
 
 
@@ -108,7 +110,7 @@ def test_a_long_name_leaves_use_and_reserved_in_the_list_of_instances() -> None:
     (table,) = tables(render.instances(view(wire.Instances(instances=(long,)))))
     text, left_out = fit(table, 80)
     assert max(map(len, text.splitlines())) <= 80
-    assert left_out == ("SLOTS", "MEASURED", "PID", "UNIT")
+    assert left_out == ("SLOTS", "MEASURED", "UNIT")
     assert "USE" in text
 
 

@@ -57,7 +57,7 @@ def test_what_is_taken_with_conversations_is_no_deviation() -> None:
     _, host = explained().memories
     assert (host.reserved_bytes, host.comparable_bytes) == (2648 * MIB, 600 * MIB)
     assert (host.deviation_bytes, host.deviation) == (50 * MIB, 0.0833)
-    assert TAKEN_LATER == calibration._TAKEN_LATER  # the same as what is learnt goes by
+    assert TAKEN_LATER == calibration.TAKEN_LATER  # the same as what is learnt goes by
 
 
 def test_a_silent_engine_is_told_how_to_make_speak() -> None:

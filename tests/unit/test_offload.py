@@ -147,7 +147,7 @@ def test_where_nothing_fits_otherwise_a_short_window_is_better_than_none() -> No
     useful = plan_of(LLAMA_8B, ALLOWED, room=card)
     assert useful.window_tokens == USEFUL_DENSE_TOKENS
     host = useful.quote.total_bytes(Place.HOST)
-    made = plan_of(LLAMA_8B, ALLOWED, room=Room(card, host - 1))
+    made = plan_of(LLAMA_8B, ALLOWED, room=Room(card, host - 1), keeps_host_caches=True)
     assert (made.window_tokens, made.launch.layers.is_full) == (PAGE_TOKENS, False)
     assert made.quote.total_bytes(Place.HOST) < host
 
@@ -157,7 +157,7 @@ def test_what_the_host_cannot_take_is_not_left_there() -> None:
     made = plan_of(LLAMA_8B, ALLOWED, room=need - 500 * MIB)
     host = made.quote.total_bytes(Place.HOST)
     assert plan_of(LLAMA_8B, ALLOWED, room=Room(need - 500 * MIB, host)) == made
-    resident = plan_of(LLAMA_8B, ALLOWED, room=Room(need - 500 * MIB, host - 1))
+    resident = plan_of(LLAMA_8B, ALLOWED, room=Room(need - 500 * MIB, host - 1), keeps_host_caches=True)
     assert (resident.launch.layers, resident.notes) == (Placement(), ())
     assert resident.window_tokens < USEFUL_DENSE_TOKENS
     error = refusal(
@@ -214,7 +214,7 @@ def test_a_window_is_searched_for_a_placement_by_hand() -> None:
     made = plan_of(LLAMA_8B, request, room=need)
     assert (made.window_tokens, made.launch.layers) == (8192, Placement(layers_on_card=20))
     host = made.quote.total_bytes(Place.HOST)
-    less = plan_of(LLAMA_8B, request, room=Room(PLENTY, host))
+    less = plan_of(LLAMA_8B, request, room=Room(PLENTY, host), keeps_host_caches=True)
     assert less.window_tokens == 8192
     error = refusal(LLAMA_8B, request, room=Room(1 << 30))
     assert "fits_with_offload" not in error.details
@@ -256,3 +256,30 @@ def test_the_least_that_suffices_fits_and_less_does_not(
         larger = MIXTURE_MICRO_BATCH_TOKENS if count else None
         fuller = variant.placed(Placement(expert_layers_on_host=count), larger)
         assert not fuller.fits_card(fuller.launch(window, slots))
+
+
+# --- the prompt cache gives way ---
+
+
+def test_what_is_kept_only_to_be_quick_makes_room_for_a_part_of_the_model() -> None:
+    """The prompt cache is given up before the window is, and as much of it is kept as there is room for."""
+    card = need_of(LLAMA_8B, PlanRequest(PAGE_TOKENS, 1)) - 1
+    useful = plan_of(LLAMA_8B, ALLOWED, room=card)
+    host = useful.quote.total_bytes(Place.HOST)
+    made = plan_of(LLAMA_8B, ALLOWED, room=Room(card, host - 1))
+    assert (made.window_tokens, made.launch.layers) == (useful.window_tokens, useful.launch.layers)
+    kept = useful.launch.prompt_cache_mib
+    assert made.launch.prompt_cache_mib == kept - 1
+    assert made.notes[-1] == f"prompt cache of {kept - 1} MiB instead of {kept}: host memory is short"
+    assert made.quote.total_bytes(Place.HOST) <= host - 1
+
+
+def test_a_size_that_was_asked_for_is_not_refused_for_the_prompt_cache() -> None:
+    request = PlanRequest(8192, 2, offload=Offload.ALLOWED)
+    card = need_of(LLAMA_8B, request) - 1
+    host = plan_of(LLAMA_8B, request, room=card).quote.total_bytes(Place.HOST)
+    made = plan_of(LLAMA_8B, request, room=Room(card, host - 200 * MIB))
+    assert (made.context_tokens, made.parallel) == (8192, 2)
+    assert made.quote.total_bytes(Place.HOST) <= host - 200 * MIB
+    error = refusal(LLAMA_8B, request, room=Room(card, host - 200 * MIB), keeps_host_caches=True)
+    assert error.code is ErrorCode.INSUFFICIENT_MEMORY

@@ -177,7 +177,7 @@ def test_a_model_twice_the_memory_is_refused_with_its_least_need(backend: Backen
 def test_where_the_host_is_too_small_its_arithmetic_is_shown() -> None:
     request = PlanRequest(8192, 1, gpu_layers=10)
     host = plan_of(LLAMA_8B, request).quote.total_bytes(Place.HOST)
-    error = refusal(LLAMA_8B, request, room=Room(1 << 40, host - 1))
+    error = refusal(LLAMA_8B, request, room=Room(1 << 40, host - 1), keeps_host_caches=True)
     assert (error.details["needed_bytes"], error.details["missing_bytes"]) == (host, 1)
     assert "host memory can give" in error.message
     parts = [item["bytes"] for item in error.details["items"] if item["place"] == "host"]
