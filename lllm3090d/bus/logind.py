@@ -32,6 +32,7 @@ PROPERTIES = Target(NAME, PATH, "org.freedesktop.DBus.Properties")
 WHO = "lllm3090d"
 DEFAULT_DELAY_S = 5.0  # InhibitDelayMaxSec= of logind
 CALL_TIMEOUT_S = 3.0
+GRAPHICAL_TYPES = frozenset({"x11", "wayland", "mir"})
 
 
 class SleepNews(enum.Enum):
@@ -125,6 +126,34 @@ class Logind:
         self.delay_s = int(delay_us) / 1e6
         self._present()
         return bool(going)
+
+    async def graphical_session(self) -> bool | None:
+        """Whether somebody's graphical session, or the greeter, is in front on a seat; None where nobody can tell."""
+        if self._bus is None or self._absence is not None:
+            return None
+        try:
+            (sessions,) = await self._bus.method(MANAGER, "ListSessions", timeout_s=CALL_TIMEOUT_S)
+            seated = [path for _, _, _, seat, path in sessions if seat]
+            return any([await self._is_in_front(path) for path in seated])
+        except (RemoteError, LlmError) as error:
+            log.info("logind does not tell of sessions", extra={"reason": error.message})
+            return None
+
+    async def _is_in_front(self, path: str) -> bool:
+        """Of one that has ended meanwhile: no. Raises LlmError BUS_UNAVAILABLE."""
+        if self._bus is None:
+            return False
+        session = Target(NAME, path, "org.freedesktop.DBus.Properties")
+        arguments = GLib.Variant("(s)", (NAME + ".Session",))
+        try:
+            (told,) = await self._bus.method(session, "GetAll", arguments, timeout_s=CALL_TIMEOUT_S)
+        except RemoteError:
+            return False
+        return (
+            told.get("Active") is True
+            and told.get("Type") in GRAPHICAL_TYPES
+            and told.get("Class") in {"user", "greeter"}
+        )
 
     async def take_lock(self, why: str) -> None:
         """Have logind wait for us before it sleeps, until :meth:`release_lock`; a lock that is held is kept.

@@ -191,6 +191,7 @@ class Daemon:
             submit=self.submit,
         )
         self._holds = Holds(self.lookup.store)
+        self._sessions = logind
         self.sleep = Sleep(house=self, source=logind, store=SleepStore(self.lookup.store), spawn=self._spawn)
         self._restoring = Restoring(self.load, self.scheduler, self.submit, self._spawn)
         self._watching = Watching(
@@ -522,7 +523,9 @@ class Daemon:
 
     async def look_for_desktop(self) -> None:
         """Find out whether a desktop session is on the card; what observe() says from now on."""
-        self._desktop_active = await desktop_active(self.settings.desktop, self.card.kind, self.manager)
+        self._desktop_active = await desktop_active(
+            self.settings.desktop, self.card.kind, self.manager, self._sessions
+        )
 
     async def _ask(self, token: str, event: Event) -> Answer:
         if self._writer is None or self._writer.cancelling():

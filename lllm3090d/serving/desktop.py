@@ -11,6 +11,14 @@ from lllm3090d.settings import Desktop
 SESSION_TARGET = "graphical-session.target"
 
 
+class Sessions(Protocol):
+    """Who knows the sessions on the seats of the machine."""
+
+    async def graphical_session(self) -> bool | None:
+        """A graphical one is in front; None where nobody can tell."""
+        ...
+
+
 class UnitStates(Protocol):
     """Who knows the state of a unit."""
 
@@ -19,13 +27,18 @@ class UnitStates(Protocol):
         ...
 
 
-async def desktop_active(choice: Desktop, card_kind: CardKind, units: UnitStates) -> bool | None:
-    """Whether the desktop is counted on the card: as the settings say, else as systemd says.
+async def desktop_active(
+    choice: Desktop, card_kind: CardKind, units: UnitStates, sessions: Sessions | None = None
+) -> bool | None:
+    """Whether the desktop is counted on the card: as the settings say, else as systemd or logind says.
+
+    Some desktops start without the target, and a greeter belongs to another user.
 
     Args:
         choice: the setting.
         card_kind: host memory has no desktop on it.
         units: the user's systemd.
+        sessions: logind; None where there is none.
 
     Returns:
         None when it cannot be told, which counts as active.
@@ -42,4 +55,6 @@ async def desktop_active(choice: Desktop, card_kind: CardKind, units: UnitStates
                 state = await units.unit_active_state(SESSION_TARGET)
             except LlmError:
                 return None
-            return state in {"active", "activating"}
+            if state in {"active", "activating"}:
+                return True
+            return sessions is not None and await sessions.graphical_session() is True

@@ -20,6 +20,7 @@ from lllm3090d.bus.logind import SleepNews
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardKind
 from lllm3090d.planning.units import mib_text
+from lllm3090d.serving.desktop import Sessions
 from lllm3090d.serving.events import Failed
 from lllm3090d.serving.history import History
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_UP, SERVING, InstanceState
@@ -45,7 +46,7 @@ ASK_EVERY_S = 5.0
 CARD_FIRST_S, CARD_LAST_S = 1.0, 30.0
 
 
-class SleepSource(Protocol):
+class SleepSource(Sessions, Protocol):
     """Who tells of sleep and waits for us; see :class:`lllm3090d.bus.logind.Logind`."""
 
     delay_s: float

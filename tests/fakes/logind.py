@@ -24,14 +24,33 @@ XML = f"""
     <arg name="why" type="s" direction="in"/><arg name="mode" type="s" direction="in"/>
     <arg name="lock" type="h" direction="out"/>
   </method>
+  <method name="ListSessions"><arg name="sessions" type="a(susso)" direction="out"/></method>
   <property name="PreparingForSleep" type="b" access="read"/>
   <property name="InhibitDelayMaxUSec" type="t" access="read"/>
   <signal name="PrepareForSleep"><arg name="start" type="b"/></signal>
 </interface></node>
 """
+SESSION_XML = f"""
+<node><interface name="{NAME}.Session">
+  <property name="Active" type="b" access="read"/>
+  <property name="Type" type="s" access="read"/>
+  <property name="Class" type="s" access="read"/>
+</interface></node>
+"""
 PROPERTIES = "org.freedesktop.DBus.Properties"
 IN_PROGRESS = NAME + ".OperationInProgress"
 DEADLINE_S = 20.0
+MOST_SESSIONS = 4
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session as logind knows it."""
+
+    seat: str
+    kind: str
+    active: bool = True
+    of: str = "user"
 
 
 @dataclass(eq=False)
@@ -64,6 +83,7 @@ class FakeLogind:
         self.refuses = False
         self.preparing = False
         self.locks: list[Lock] = []
+        self.sessions: tuple[Session, ...] = ()
         self._changed = threading.Condition()
         self._context = GLib.MainContext.new()
         self._loop = GLib.MainLoop.new(self._context, False)
@@ -111,6 +131,9 @@ class FakeLogind:
         self._connection.set_exit_on_close(False)
         interface = Gio.DBusNodeInfo.new_for_xml(XML).interfaces[0]
         self._connection.register_object(PATH, interface, self._called, None, None)
+        session = Gio.DBusNodeInfo.new_for_xml(SESSION_XML).interfaces[0]
+        for number in range(MOST_SESSIONS):
+            self._connection.register_object(f"{PATH}/session/{number}", session, self._called, None, None)
         self._connection.call_sync(
             "org.freedesktop.DBus",
             "/org/freedesktop/DBus",
@@ -142,9 +165,23 @@ class FakeLogind:
         self._run(lambda: self._connection.emit_signal(None, PATH, INTERFACE, "PrepareForSleep", arguments))
 
     def _called(
-        self, _: Any, __: str, ___: str, interface: str, member: str, arguments: GLib.Variant, call: Any
+        self, _: Any, __: str, path: str, interface: str, member: str, arguments: GLib.Variant, call: Any
     ) -> None:
-        if interface == PROPERTIES:
+        if member == "ListSessions":
+            rows = [
+                (str(number), 1000, "somebody", each.seat, f"{PATH}/session/{number}")
+                for number, each in enumerate(self.sessions)
+            ]
+            call.return_value(GLib.Variant("(a(susso))", (rows,)))
+        elif member == "GetAll":
+            told = self.sessions[int(path.rpartition("/")[2])]
+            values = {
+                "Active": GLib.Variant("b", told.active),
+                "Type": GLib.Variant("s", told.kind),
+                "Class": GLib.Variant("s", told.of),
+            }
+            call.return_value(GLib.Variant("(a{sv})", (values,)))
+        elif interface == PROPERTIES:
             call.return_value(GLib.Variant("(v)", (self._property(arguments.unpack()[1]),)))
         elif self.preparing or self.refuses:
             call.return_dbus_error(IN_PROGRESS, "The operation inhibition has been requested for is running")

@@ -12,7 +12,7 @@ import pytest
 
 from lllm3090d.bus.logind import Logind, SleepNews
 from lllm3090d.errors import ErrorCode, LlmError
-from tests.fakes.logind import FakeLogind
+from tests.fakes.logind import FakeLogind, Session
 from tests.system.scenes import EVENT_TIMEOUT_S, PrivateBus
 
 pytestmark = pytest.mark.system
@@ -202,3 +202,30 @@ def test_after_a_lost_bus_another_lock_is_taken_and_the_old_one_let_go(private_b
         connected(private_bus.address, scenario)
     finally:
         first.close()
+
+
+@pytest.mark.parametrize(
+    ("sessions", "expected"),
+    [
+        ((), False),
+        ((Session("seat0", "wayland"),), True),
+        ((Session("seat0", "x11", of="greeter"),), True),
+        ((Session("seat0", "tty"),), False),
+        ((Session("seat0", "wayland", active=False),), False),
+        ((Session("", "wayland"),), False),  # of a remote desktop: no card is driven for it
+        (
+            (Session("seat0", "wayland", of="manager"), Session("seat0", "tty"), Session("seat0", "x11")),
+            True,
+        ),
+    ],
+)
+def test_a_graphical_session_in_front_is_a_desktop(
+    private_bus: PrivateBus, fake: FakeLogind, sessions: tuple[Session, ...], expected: bool
+) -> None:
+    fake.sessions = sessions
+    assert connected(private_bus.address, Logind.graphical_session) is expected
+
+
+def test_without_logind_nobody_tells_of_sessions(private_bus: PrivateBus) -> None:
+    private_bus.start()
+    assert connected(private_bus.address, Logind.graphical_session) is None

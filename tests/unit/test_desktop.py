@@ -28,6 +28,34 @@ class Units:
         return self.state
 
 
+class Seat:
+    """A logind that tells one thing."""
+
+    def __init__(self, graphical: bool | None) -> None:
+        self.graphical = graphical
+
+    async def graphical_session(self) -> bool | None:
+        return self.graphical
+
+
+@pytest.mark.parametrize(
+    ("units", "graphical", "expected"),
+    [
+        (Units("inactive"), True, True),
+        (Units("inactive"), False, False),
+        (Units("inactive"), None, False),
+        (Units("active"), False, True),
+        (Units(None, lost=True), False, None),
+    ],
+)
+def test_a_session_that_only_logind_knows(
+    units: Units, graphical: bool | None, expected: bool | None
+) -> None:
+    """Some desktops start without the target, and a greeter belongs to another user."""
+    found = desktop_active(Desktop.AUTO, CardKind.NVIDIA, units, Seat(graphical))
+    assert asyncio.run(found) is expected
+
+
 @pytest.mark.parametrize(
     ("choice", "kind", "units", "expected"),
     [

@@ -52,6 +52,9 @@ class Source:
         self.on_release: Callable[[], None] = lambda: None
         self._listener: Callable[[SleepNews], None] | None = None
 
+    async def graphical_session(self) -> bool | None:
+        return None
+
     @property
     def delays(self) -> bool:
         return self.locked
