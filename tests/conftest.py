@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says nothing here: tests run beside each other, on machines that others use too.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / ".engine" / "models"
