@@ -22,6 +22,8 @@ SYSTEM := $(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIO
 # About half of the time that the system tests take, so that two of them run beside each other for most of it.
 ABOUT_CARDS := $(addprefix tests/system/test_,admission.py card_troubles.py release.py published_rows.py \
 	refusal_pages.py refusals.py several_cards.py suspend.py logind.py restarts.py memory_views.py)
+# 10,000 steps of every seed: measured for coverage, it would take three times as long.
+LONG := tests/unit/test_admission_machine.py
 # Once more as an ordinary user, who the product is for and whom files can be closed to.
 AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py tests/system/test_doctor.py \
 	tests/system/test_history.py tests/system/test_journal.py
@@ -41,8 +43,10 @@ test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@$(DEV)/setup.sh test
 	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
 	@$(DEV)/side-by-side \
-		"unit tests" '$(PYTEST) -p no:cacheprovider -m unit $(PYTEST_OPTIONS) tests/unit' \
-		"tests with real engines" '$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine'
+		"unit tests" '$(PYTEST) -p no:cacheprovider -m unit $(PYTEST_OPTIONS) --ignore=$(LONG) tests/unit' \
+		"tests with real engines, and a long simulation" \
+		'$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine && \
+		$(PY) -m pytest -p no:cacheprovider -m unit $(LONG)'
 	@$(DEV)/side-by-side \
 		"system tests in a private systemd --user: what a card holds" '$(SYSTEM) $(ABOUT_CARDS)' \
 		"system tests in another one: everything else" \
