@@ -190,7 +190,7 @@ def test_twice_the_memory_of_the_machine(fake: Service) -> None:
     assert shown.returncode == 5
     assert "weights" in shown.stdout + shown.stderr
     events = [json.loads(line) for line in fake.request("GET", "/v1/events").body.splitlines()]
-    assert [event["kind"] for event in events if event["model"] == "huge"] == ["refused", "refused"]
+    assert [event["kind"] for event in events if event.get("model") == "huge"] == ["refused", "refused"]
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
