@@ -27,6 +27,10 @@ LONG := tests/unit/test_admission_machine.py
 # Once more as an ordinary user, who the product is for and whom files can be closed to.
 AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py tests/system/test_doctor.py \
 	tests/system/test_history.py tests/system/test_journal.py
+ifneq ($(IS_ROOT),)
+ONCE_MORE := , and some of the others once more as an ordinary user
+AS_USER_TOO := && $(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER)
+endif
 
 SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units .ci/run
 DEV_SCRIPTS := $(DEV)/user-manager
@@ -48,13 +52,8 @@ test: ## all tests, with real engines and a real systemd --user; shows coverage
 		'$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine && \
 		$(PY) -m pytest -p no:cacheprovider -m unit $(LONG)'
 	@$(DEV)/side-by-side \
-		"system tests in a private systemd --user: what a card holds" '$(SYSTEM) $(ABOUT_CARDS)' \
-		"system tests in another one: everything else" \
-		'$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'
-ifneq ($(IS_ROOT),)
-	@echo "== end to end and bad input once more, as an ordinary user"
-	@$(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER)
-endif
+		"system tests about cards$(ONCE_MORE)" '$(SYSTEM) $(ABOUT_CARDS) $(AS_USER_TOO)' \
+		"all other system tests" '$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'
 	@$(PY) -m coverage combine --quiet $(COVERAGE_DIR)
 	@$(PY) -m coverage report
 
