@@ -325,13 +325,16 @@ def _is_lost(reservation: Reservation) -> bool:
 def _kept(memory: _Memory) -> Iterator[tuple[str, int]]:
     """For whom how much of what is free is kept.
 
-    Where a card does not tell what its driver keeps, that is a part of what is used, and a budget takes off the
-    setting all the same.
+    Where a card does not tell what its driver keeps, that is a part of what is used; a budget takes off the setting
+    all the same where less is used than that.
     """
     if memory.budget is None:
         return
     if memory.driver_bytes is None:
-        yield from (("the driver", -line.bytes) for line in memory.budget.lines if line.name == DRIVER)
+        others = max(0, memory.used_bytes - sum(memory.held.values()))
+        told = sum(-line.bytes for line in memory.budget.lines if line.name == DRIVER)
+        if told > others:
+            yield "the driver", told - others
     for line in memory.budget.live_lines:
         if line.name in RESERVES:
             yield RESERVES[line.name], -line.bytes
