@@ -48,9 +48,9 @@ test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
 	@$(DEV)/side-by-side \
 		"unit tests" '$(PYTEST) -p no:cacheprovider -m unit $(PYTEST_OPTIONS) --ignore=$(LONG) tests/unit' \
-		"tests with real engines, and a long simulation" \
-		'$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine && \
-		$(PY) -m pytest -p no:cacheprovider -m unit $(LONG)'
+		"a long simulation" '$(PY) -m pytest -p no:cacheprovider -m unit $(LONG)'
+	@echo "== tests with real engines, which want all cores: their threads wait for each other at every step"
+	@$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine
 	@$(DEV)/side-by-side \
 		"system tests about cards$(ONCE_MORE)" '$(SYSTEM) $(ABOUT_CARDS) $(AS_USER_TOO)' \
 		"all other system tests" '$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lllm3090d.engines.crash_causes import CrashCause, Ending, Finding, classify
+from tests.fakes.unix_http import call
 
 pytestmark = pytest.mark.engine
 
@@ -148,8 +149,13 @@ def test_a_signal_while_it_serves(
         subprocess.Popen(limited("-c 0", argv), stderr=subprocess.PIPE) as process,
     ):
         assert process.stderr is not None
-        for line in process.stderr:
-            file.write(line)
-            if b"listening on" in line:
-                os.kill(process.pid, number)
+        try:
+            for line in process.stderr:
+                file.write(line)
+                if b"listening on" in line:
+                    # It says so before its loop begins, and a SIGTERM in between is forgotten by it.
+                    call(place / "e.sock", "POST", "/completion", {"prompt": "a", "n_predict": 1})
+                    os.kill(process.pid, number)
+        finally:
+            process.kill()
     assert find(log, process.returncode).cause is cause
