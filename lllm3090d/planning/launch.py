@@ -11,7 +11,7 @@ from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType
 from lllm3090d.planning.compute import DEFAULT_MARGINS, Margins
 from lllm3090d.planning.placement import EVERYTHING, Placement
-from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
+from lllm3090d.planning.request import Drafting, Offload, PlanRequest, ProjectorPlace
 from lllm3090d.planning.slots import SlotPolicy
 
 DEFAULT_CHECKPOINT_STEP_TOKENS = 8192  # the engine's own default
@@ -199,3 +199,14 @@ class Launch:
                 batch_tokens=self.batch_tokens,
             )
         return shape
+
+
+def batches(request: PlanRequest, policy: PlanPolicy) -> tuple[int, int]:
+    """Batch and micro batch, tokens: as asked; of one that was left open as the other one allows."""
+    batch = request.batch_tokens or policy.batch_tokens
+    micro_batch = request.micro_batch_tokens or policy.micro_batch_tokens
+    if request.batch_tokens is None:
+        batch = max(batch, micro_batch)
+    elif request.micro_batch_tokens is None:
+        micro_batch = min(batch, micro_batch)
+    return batch, micro_batch

@@ -19,7 +19,7 @@ from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.cache_types import resolve_cache_types
 from lllm3090d.planning.calibration import Calibration, calibrated_policy
 from lllm3090d.planning.drafting import draft_context
-from lllm3090d.planning.launch import Draft, Drafter, Launch, PlanPolicy, SpecType
+from lllm3090d.planning.launch import Draft, Drafter, Launch, PlanPolicy, SpecType, batches
 from lllm3090d.planning.placement import EVERYTHING, Placement
 from lllm3090d.planning.projector_place import ProjectorTrial, belongs_on_host
 from lllm3090d.planning.quote import Place, Quote
@@ -338,12 +338,7 @@ class Planner:
     def _base(self, stretched: Stretch | None, notes: list[str]) -> Variant:
         """Everything resident, without drafting and projector."""
         request, policy = self.request, self.policy
-        batch = request.batch_tokens or policy.batch_tokens
-        micro_batch = request.micro_batch_tokens or policy.micro_batch_tokens
-        if request.batch_tokens is None:
-            batch = max(batch, micro_batch)
-        elif request.micro_batch_tokens is None:
-            micro_batch = min(batch, micro_batch)
+        batch, micro_batch = batches(request, policy)
         type_k, type_v = self._cache_types(notes)
         return Variant(
             facts=self.facts,

@@ -17,7 +17,7 @@ from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning import cache, checks
 from lllm3090d.planning.cache_types import resolve_cache_types
 from lllm3090d.planning.engine_quote import no_shares, unruled_quote
-from lllm3090d.planning.launch import Launch, PlanPolicy
+from lllm3090d.planning.launch import Launch, PlanPolicy, batches
 from lllm3090d.planning.planner import CacheType, CappedBy, Plan
 from lllm3090d.planning.projection import Projection, Where
 from lllm3090d.planning.quote import Place, Quote
@@ -146,12 +146,7 @@ class UnruledQuestion:
     def _template(self, notes: list[str]) -> Launch:
         """Everything but the context."""
         request, policy = self.request, self.policy
-        batch = request.batch_tokens or policy.batch_tokens
-        micro_batch = request.micro_batch_tokens or policy.micro_batch_tokens
-        if request.batch_tokens is None:
-            batch = max(batch, micro_batch)
-        elif request.micro_batch_tokens is None:
-            micro_batch = min(batch, micro_batch)
+        batch, micro_batch = batches(request, policy)
         type_k, type_v = self._cache_types(notes)
         slots = request.parallel or 1
         cache.check_slots(slots, request.context_tokens, batch)

@@ -218,6 +218,8 @@ class Daemon:
         released, pinned = await asyncio.to_thread(self._held)
         self.scheduler.released = released
         await self._reconcile.adopt(self._apply, pinned)
+        # Before anybody can pin anything.
+        await self._keep_only(frozenset(each.run for each in self.scheduler.instances))
         self.lookup.watch()
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
@@ -688,9 +690,19 @@ class Daemon:
         except LlmError as error:
             log.error("it is forgotten with the daemon's end", extra={"reason": error.message})
 
+    async def _keep_only(self, runs: frozenset[str]) -> None:
+        """Pins of what has ended while nobody looked are no longer remembered."""
+        try:
+            await asyncio.to_thread(self._holds.forget_all_but, runs)
+        except LlmError as error:
+            log.warning("old pins stay remembered", extra={"reason": error.message})
+
     async def _learn_out_of_memory(self, effect: LearnOutOfMemory) -> None:
         """Nothing is learnt of an engine from whom a stranger took the memory."""
-        state = self.observe().of(effect.key.scope.card)
+        try:
+            state = self.observe().of(effect.key.scope.card)
+        except LlmError:
+            return  # nobody can tell who has the memory
         if state is None or state.reading is None:
             return
         grown = foreign_bytes(state, self.scheduler.ledger) - effect.foreign_bytes

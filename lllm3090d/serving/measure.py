@@ -54,31 +54,6 @@ def observe(
     return Observation(states, desktop_active, HostMemory(host.free_bytes, host.total_bytes), in_use)
 
 
-def held_bytes(readers: Sequence[CardReader], processes: RunProcesses, roots: Roots = SYSTEM) -> int:
-    """What one run holds of these cards now, together; 0 when it is gone, and where the driver does not tell.
-
-    Raises:
-        LlmError: CARD_UNREADABLE for any of them.
-    """
-    held = 0
-    for reader in readers:
-        state = _state(reader, {"": processes}, roots)
-        state.read()
-        held += state.resident.get("", 0)
-    return held
-
-
-def unattributed_bytes(state: CardState) -> int | None:
-    """Used memory that no process on the card's list accounts for; None where that cannot be told."""
-    reading = state.reading
-    if reading is None or not reading.processes_known:
-        return None
-    sizes = [process.used_bytes for process in reading.processes if process.used_bytes is not None]
-    if len(sizes) != len(reading.processes):
-        return None
-    return max(0, reading.used_bytes - sum(sizes))
-
-
 def _state(reader: CardReader, runs: Mapping[str, RunProcesses], roots: Roots) -> CardState:
     if isinstance(reader, SysfsReader):
         reader.watch(frozenset().union(*(pids_of(run, roots) for run in runs.values())))

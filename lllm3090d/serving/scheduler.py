@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from lllm3090d.checkpoints.unruled import UnruledModel
@@ -183,11 +184,12 @@ class Scheduler(Standing):
             else:
                 self._on_looked(event, observation)
         else:
-            self._handlers()[type(event)](event)
+            self._handlers[type(event)](event)
         if self._has_changed and self._waiting:
             self._do(LookAgain())
         return self._effects
 
+    @cached_property
     def _handlers(self) -> Mapping[type[Any], Callable[[Any], None]]:
         """What is done about each kind of event that needs no reading."""
         return {

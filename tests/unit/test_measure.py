@@ -6,16 +6,16 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.host import HostMemoryReader
-from lllm3090d.gpus.readings import Card, CardKind, CardProcess, MemoryReading
-from lllm3090d.gpus.sysfs import open_amd
-from lllm3090d.serving.measure import held_bytes, observe, unattributed_bytes
+from lllm3090d.gpus.readings import Card, CardKind, CardProcess, CardReader, MemoryReading
+from lllm3090d.gpus.sysfs import Roots, open_amd
+from lllm3090d.serving.measure import observe
 from lllm3090d.serving.observation import RunProcesses, Stranger
 from lllm3090d.serving.processes import (
     KIB,
@@ -31,6 +31,13 @@ from lllm3090d.serving.readiness import cgroups_of
 from tests.fakes.kernel import FakeKernel
 
 pytestmark = pytest.mark.unit
+
+
+def held_bytes(readers: Sequence[CardReader], processes: RunProcesses, roots: Roots) -> int:
+    """What one run holds of these cards together; raises where one of them cannot be read."""
+    states = observe(readers, {"": processes}, None, roots).cards
+    return sum(state.resident.get("", 0) for state in states if state.read())
+
 
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -294,23 +301,6 @@ def test_processes_of_a_unit_in_each_layout(kernel: FakeKernel) -> None:
     kernel.process(10, "/user.slice/app.slice/game.scope")
     assert pids_of(run, kernel.roots) == set()  # the number belongs to another now
     assert pids_of(RunProcesses(None, None), kernel.roots) == set()
-
-
-@pytest.mark.parametrize(
-    ("reader", "expected"),
-    [
-        (PreparedReader(CardProcess(10, 3 * MIB), CardProcess(99, 5 * MIB)), 2 * MIB),
-        (PreparedReader(CardProcess(10, 11 * MIB)), 0),
-        (PreparedReader(CardProcess(10, None)), None),
-        (PreparedReader(CardProcess(10, MIB), known=False), None),
-    ],
-)
-def test_memory_that_no_process_accounts_for(
-    kernel: FakeKernel, reader: PreparedReader, expected: int | None
-) -> None:
-    assert unattributed_bytes(observe([reader], {}, None, kernel.roots).main) == expected
-    reader.reading = None
-    assert unattributed_bytes(observe([reader], {}, None, kernel.roots).main) is None
 
 
 def test_an_amd_card_is_asked_for_our_processes_in_every_reading(kernel: FakeKernel) -> None:
