@@ -29,6 +29,9 @@ from lllm3090d.store import Store
 TIME_LIMIT_S = 20.0
 ALL_LAYERS = "999"
 KEPT_RESULTS = 1000
+# llama.cpp logs from a thread of its own, and what that has not written when the program aborts is lost.
+ASKED_AGAIN = 2
+REASONS = ("error loading model:", " E ", "error:")
 SCHEME = 1  # raised when arguments or results mean something else
 HOST_NAME = "Host"
 FIGURES_LINE = re.compile(
@@ -103,6 +106,10 @@ class DryRuns:
             environment = clean_environment(run.build, os.environ if inherited is None else inherited)
             command = ("-m", str(run.checkpoint_path), *arguments)
             answer = run_program(run.build, ability.program, command, environment, self._time_limit_s)
+            for _ in range(ASKED_AGAIN):
+                if answer.succeeded or answer.timed_out or _tells_why(answer.last_lines):
+                    break
+                answer = run_program(run.build, ability.program, command, environment, self._time_limit_s)
             if not answer.succeeded:
                 raise _failed(run, ability, answer, self._time_limit_s)
             projection = parse_projection(answer.stdout, run.where)
@@ -268,9 +275,13 @@ def _failed(run: DryRun, ability: DryRunAbility, answer: Answer, time_limit_s: f
     )
 
 
+def _tells_why(lines: list[str]) -> bool:
+    return any(mark in line for line in lines for mark in REASONS)
+
+
 def _cause(lines: list[str]) -> str:
     """The line that tells most: why a file was not loaded, else the last error, else the last line."""
-    for mark in ("error loading model:", " E ", "what():"):
+    for mark in (*REASONS, "what():"):
         for line in reversed(lines):
             if mark in line:
                 return line

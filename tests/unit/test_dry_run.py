@@ -238,6 +238,30 @@ def test_a_run_that_aborts_is_reported_with_the_engines_own_words(
     assert store.rows("SELECT count(*) FROM dry_runs") == [(0,)]
 
 
+def test_a_run_whose_reason_was_lost_is_asked_again(tmp_path: Path, store: Store) -> None:
+    count = tmp_path / "count"
+    script(
+        tmp_path,
+        f"""#!/bin/sh
+echo x >>{count}
+echo '  what():  failed to load model' >&2
+[ $(wc -l <{count}) -lt 2 ] || echo "0.00 E load: error loading model: unknown model architecture: 'new'" >&2
+kill -ABRT $$
+""",
+    )
+    with pytest.raises(LlmError, match="architecture: 'new'"):
+        DryRuns(lambda: store).project(dry_run(tmp_path))
+    assert len(count.read_text().split()) == 2
+
+
+def test_a_run_that_never_tells_why_is_not_asked_for_ever(tmp_path: Path, store: Store) -> None:
+    count = tmp_path / "count"
+    script(tmp_path, f"#!/bin/sh\necho x >>{count}\nexit 1\n")
+    with pytest.raises(LlmError, match="exit status 1"):
+        DryRuns(lambda: store).project(dry_run(tmp_path))
+    assert len(count.read_text().split()) == 3
+
+
 def test_unknown_output_and_missing_ability_are_told(tmp_path: Path, store: Store) -> None:
     write_program(tmp_path / "llama-fit-params", {"-m": Said(0, "Host: 3 GiB\n", "")})
     with pytest.raises(LlmError, match="form that is not known") as caught:
