@@ -4,18 +4,20 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system lint bench clean install uninstall
+.PHONY: help demo test test-system coverage lint bench clean install uninstall
 
 DEV := packaging/dev
 PY := .venv/bin/python
 USER_MANAGER := $(DEV)/user-manager
 IS_ROOT := $(filter 0,$(shell id -u))
 
+# Measuring makes the tests half as long again, so only `make coverage` does.
+COVERAGE ?=
 # Data of every measured process, also of daemons in units and of tests that run as another user.
 COVERAGE_DIR := $(CURDIR)/build/coverage
-PYTEST := $(PY) -m coverage run -m pytest
+PYTEST := $(PY) -m $(if $(COVERAGE),coverage run -m )pytest
 # For processes that the system tests start in units; unit tests look at what a fresh process imports, so not for them.
-MEASURE_UNITS := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
+MEASURE_UNITS := $(if $(COVERAGE),COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml)
 PYTEST_OPTIONS ?=
 SYSTEM_OPTIONS := -p no:cacheprovider -m system $(PYTEST_OPTIONS)
 SYSTEM := $(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIONS)
@@ -42,10 +44,8 @@ demo: ## load a small real model, ask it one question, unload it
 	@$(DEV)/setup.sh demo
 	@$(USER_MANAGER) -- $(PY) $(DEV)/demo.py
 
-test: export COVERAGE_FILE := $(COVERAGE_DIR)/data
-test: ## all tests, with real engines and a real systemd --user; shows coverage
+test: ## all tests, with real engines and a real systemd --user
 	@$(DEV)/setup.sh test
-	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
 	@$(DEV)/side-by-side \
 		"unit tests" '$(PYTEST) -p no:cacheprovider -m unit $(PYTEST_OPTIONS) --ignore=$(LONG) tests/unit' \
 		"a long simulation" '$(PY) -m pytest -p no:cacheprovider -m unit $(LONG)'
@@ -54,6 +54,12 @@ test: ## all tests, with real engines and a real systemd --user; shows coverage
 	@$(DEV)/side-by-side \
 		"system tests about cards$(ONCE_MORE)" '$(SYSTEM) $(ABOUT_CARDS) $(AS_USER_TOO)' \
 		"all other system tests" '$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'
+
+coverage: export COVERAGE_FILE := $(COVERAGE_DIR)/data
+coverage: ## all tests, and which lines they reach
+	@$(DEV)/setup.sh test
+	@rm -rf $(COVERAGE_DIR) && mkdir -p -m 1777 $(COVERAGE_DIR)
+	@$(MAKE) test COVERAGE=1
 	@$(PY) -m coverage combine --quiet $(COVERAGE_DIR)
 	@$(PY) -m coverage report
 
