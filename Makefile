@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system coverage lint bench clean install uninstall
+.PHONY: help demo test test-system coverage chaos lint bench clean install uninstall
 
 DEV := packaging/dev
 PY := .venv/bin/python
@@ -34,6 +34,11 @@ ONCE_MORE := , and some of the others once more as an ordinary user
 AS_USER_TOO := && $(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER)
 endif
 
+# The same seed does the same steps.
+SEED ?= 1
+MINUTES ?= 15
+CHAOS := $(USER_MANAGER) --private -- $(PY) -m tests.chaos
+
 SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units .ci/run
 DEV_SCRIPTS := $(DEV)/user-manager
 
@@ -54,6 +59,8 @@ test: ## all tests, with real engines and a real systemd --user
 	@$(DEV)/side-by-side \
 		"system tests about cards$(ONCE_MORE)" '$(SYSTEM) $(ABOUT_CARDS) $(AS_USER_TOO)' \
 		"all other system tests" '$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'
+	@echo "== chaos, 60 s of it"
+	@$(CHAOS) --seed $(SEED) --seconds 60 --quiet
 
 coverage: export COVERAGE_FILE := $(COVERAGE_DIR)/data
 coverage: ## all tests, and which lines they reach
@@ -66,6 +73,10 @@ coverage: ## all tests, and which lines they reach
 test-system: ## only the system tests: make test-system PYTEST_OPTIONS='-k adopt'
 	@$(DEV)/setup.sh test
 	@$(USER_MANAGER) --private -- $(PY) -m pytest $(SYSTEM_OPTIONS) tests/system
+
+chaos: ## faults of every kind for a quarter of an hour: make chaos SEED=7 MINUTES=15
+	@$(DEV)/setup.sh test
+	@$(CHAOS) --seed $(SEED) --seconds $$(($(MINUTES) * 60))
 
 lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
 	@$(DEV)/setup.sh venv

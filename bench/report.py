@@ -31,6 +31,7 @@ def main() -> int:
         "load_overhead": [],
         "adoption": [],
         "idle": [],
+        "gateway": [],
         "scheduling": [],
         "race": [],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from lllm3090ctl import units
 from lllm3090ctl.documents import Document
 from lllm3090ctl.render import card_released, problem_blocks
 from lllm3090ctl.text import (
@@ -27,6 +28,7 @@ MODEL, PROMISED, FREE = "model", "promised", "free"
 MARKS = {
     "driver": ("#", "bright_black", "kept by the driver"),
     "process": ("x", "yellow", "another program"),
+    "foreign-unit": ("u", "yellow", "a unit that is left alone"),
     "others": ("?", "yellow", "used, and nobody is listed with it"),
     MODEL: ("", "", "held by the model"),
     PROMISED: ("", "", "reserved for the model, not taken yet"),
@@ -79,6 +81,7 @@ def explanation(view: Document) -> list[Block]:
         ("evidence", view.maybe_text("evidence") or ""),
     ]
     blocks: list[Block] = [pairs([(label, clean(value)) for label, value in rows if value])]
+    blocks += list(units.note(view))
     for memory in view.children("memories"):
         blocks += ["", clean(f"{memory.text('name')}, in MiB"), *_explained(memory)]
     blocks.append("")

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import click
 
-from lllm3090ctl import cards, checkpoints, comebacks, engines, happenings, loading, plans, render
+from lllm3090ctl import cards, checkpoints, comebacks, engines, happenings, loading, plans, render, wanted
+from lllm3090ctl import requests as asked
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure
@@ -25,7 +26,9 @@ from lllm3090ctl.text import clean, named, shell_word
 DISTRIBUTION = "lllm3090"
 MOST_LOG_LINES = 10_000
 MOST_RUNS = 1000
+MOST_DRAIN_S = 86400
 USUAL_EVENTS = 100
+USUAL_REQUESTS = 20
 
 _Function = Callable[..., Any]
 
@@ -217,15 +220,34 @@ def load(
 
 @cli.command()
 @_name_argument
+@click.option(
+    "--drain",
+    "drain_s",
+    type=click.FloatRange(min=0, max=MOST_DRAIN_S),
+    metavar="SECONDS",
+    help="How long requests in flight may take to end; 0 stops it at once. Default: the daemon's setting drain_s.",
+)
+@click.option("--force", is_flag=True, help="Kill it at once (SIGKILL), whatever it does.")
 @_command()
-def unload(client: Client, screen: Screen, name: str) -> int:
+def unload(client: Client, screen: Screen, *, name: str, drain_s: float | None, force: bool) -> int:
     """Stop a model and wait until its memory is free again.
 
+    New requests are refused from the beginning; those in flight may end, for as long as --drain says, and ps shows how
+    many there are. Then it is stopped, and killed where it does not stop (setting stop_timeout_s). A model that is
+    stalled is not waited for without --drain. Ctrl-C ends the waiting, not the unload; another unload with a shorter
+    --drain, or with --force, hurries it.
+
     \b
-    Example:
+    Examples:
       lllm3090ctl unload smollm2
+      lllm3090ctl unload smollm2 --drain 300
+      lllm3090ctl unload smollm2 --force
     """
-    answer = client.unload(name)
+    if drain_s is not None and math.isnan(drain_s):  # within every range, for click
+        raise click.BadParameter("nan is not a number of seconds.", param_hint="--drain")
+    if force and drain_s is not None:
+        raise click.UsageError("--force waits for nothing: leave out one of --force and --drain.")
+    answer = client.unload(name, drain_s, force)
     screen.result(answer.members, render.unloaded(answer))
     return ExitStatus.OK
 
@@ -257,7 +279,8 @@ def release(client: Client, screen: Screen, until_resume: bool) -> int:
 def resume(client: Client, screen: Screen) -> int:
     """Take loads again after release --until-resume.
 
-    It loads no model, but a failed one whose start fell due meanwhile is started now.
+    Models that were loaded when the card was released are loaded again, and a failed one whose start fell due meanwhile
+    is started now. It does not wait for them: see ps.
 
     \b
     Example:
@@ -316,6 +339,34 @@ def reset(client: Client, screen: Screen, name: str) -> int:
     """
     answer = client.reset(name)
     screen.result(answer.members, comebacks.reset(answer))
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.argument("name", required=False, callback=_checked_optional_name)
+@click.option("--off", is_flag=True, help="No longer load it.")
+@_command()
+def autoload(client: Client, screen: Screen, name: str | None, off: bool) -> int:
+    """Load a model at every login, or list those that are.
+
+    They are loaded when the daemon starts for the first time after a login or a boot: first those that the setting
+    autoload names, then those marked here, the oldest mark first. Nothing is unloaded for them. A model that is loaded
+    now is loaded as it is now; mark it again after a load with other options. --off unloads nothing.
+
+    \b
+    Examples:
+      lllm3090ctl autoload
+      lllm3090ctl autoload smollm2
+      lllm3090ctl autoload smollm2 --off
+    """
+    if name is None:
+        if off:
+            raise click.UsageError("--off needs NAME.")
+        listing = client.autoload()
+        screen.result(listing.members, wanted.autoload(listing))
+        return ExitStatus.OK
+    listing = client.mark_autoload(name, not off)
+    screen.result(listing.members, wanted.marked(listing, name, not off))
     return ExitStatus.OK
 
 
@@ -655,6 +706,60 @@ def events(client: Client, screen: Screen, since: str | None, follow: bool, line
     with client.events(since or "0", follow, lines) as stream:
         for line in stream:
             screen.line(line.members, happenings.event(line))
+    if follow:
+        raise client.ended()
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.argument("name", required=False, callback=_checked_optional_name)
+@click.option(
+    "--since",
+    callback=happenings.log_moment,
+    metavar="TIME",
+    help=f"Only requests that ended from then on: {happenings.HOW}.",
+)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with others as they end, until the daemon stops, or Ctrl-C."
+)
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0, MOST_LOG_LINES),
+    metavar="LINES",
+    help="How many of the last requests to begin with. Default: 20; with --since as many as there are, up to"
+    f" {MOST_LOG_LINES}.",
+)
+@_command(streaming=True)
+def requests(
+    client: Client,
+    screen: Screen,
+    *,
+    name: str | None,
+    since: str | None,
+    follow: bool,
+    lines: int | None,
+) -> int:
+    """Show what clients asked models through the gateway, and how long it took.
+
+    When each ended, how, its tokens, and for how long it waited: for its model to be loaded (LOAD), for a slot (LINE),
+    and in all until the first byte of the answer (FIRST). Nothing of what was asked or answered is kept.
+
+    \b
+    Examples:
+      lllm3090ctl requests
+      lllm3090ctl requests smollm2 -n 5
+      lllm3090ctl requests --since 1h --json
+      lllm3090ctl requests --follow
+    """
+    if lines is None:
+        lines = USUAL_REQUESTS if since is None else MOST_LOG_LINES
+    with client.requests(name, since, lines, follow) as stream:
+        if screen.as_json or follow:
+            for line in stream:
+                screen.line(line.members, asked.text(line))
+        else:
+            screen.result({}, asked.table(stream))
     if follow:
         raise client.ended()
     return ExitStatus.OK

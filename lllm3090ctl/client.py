@@ -187,9 +187,12 @@ class Client:
         """``POST /v1/plan``."""
         return self._ask("POST", "/v1/plan", body, PLAN_TIMEOUT_S)
 
-    def unload(self, name: str) -> Document:
+    def unload(self, name: str, drain_s: float | None = None, force: bool = False) -> Document:
         """``POST /v1/unload``; returns when the memory is back."""
-        return self._ask("POST", "/v1/unload", {"model": name}, UNLOAD_TIMEOUT_S)
+        body: dict[str, object] = {"model": name}
+        body |= {"drain_s": drain_s} if drain_s is not None else {}
+        body |= {"force": True} if force else {}
+        return self._ask("POST", "/v1/unload", body, UNLOAD_TIMEOUT_S + (drain_s or 0.0))
 
     def release(self, until_resume: bool) -> Document:
         """``POST /v1/release``; returns when the memory is back."""
@@ -206,6 +209,14 @@ class Client:
     def reset(self, name: str) -> Document:
         """``POST /v1/models/{name}/reset``."""
         return self._ask("POST", f"/v1/models/{quote(name, safe='')}/reset", {})
+
+    def autoload(self) -> Document:
+        """``GET /v1/autoload``."""
+        return self._ask("GET", "/v1/autoload")
+
+    def mark_autoload(self, name: str, marked: bool) -> Document:
+        """``POST /v1/models/{name}/autoload``."""
+        return self._ask("POST", f"/v1/models/{quote(name, safe='')}/autoload", {"autoload": marked})
 
     def cancel(self, token: str) -> Document:
         """``POST /v1/cancel``."""
@@ -228,6 +239,12 @@ class Client:
         """``GET /v1/events``."""
         target = f"/v1/events?since={quote(since, safe='')}&follow={follow:d}"
         return self._stream("GET", target + (f"&last={last}" if last is not None else ""))
+
+    def requests(self, name: str | None, since: str | None, last: int, follow: bool) -> Stream:
+        """``GET /v1/requests``."""
+        target = f"/v1/requests?last={last}&follow={follow:d}"
+        target += f"&model={quote(name, safe='')}" if name is not None else ""
+        return self._stream("GET", target + (f"&since={quote(since, safe='')}" if since else ""))
 
     def lost(self, error: OSError | None = None) -> Failure:
         """The failure of a connection that broke off."""

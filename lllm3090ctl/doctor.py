@@ -42,6 +42,7 @@ PROBLEMS = (
     "engine_choice_problem",
     "state_problem",
     "history_problem",
+    "bus_problem",
     "journal_problem",
     "watch_problem",
 )

@@ -85,6 +85,10 @@ def _holders(details: Document) -> list[Block]:
         )
         for stranger in details.children("strangers")
     ]
+    rows += [
+        (clean(unit.text("name")), mib(unit.whole("bytes")), "a foreign unit, left alone")
+        for unit in (details.children("foreign_units") if details.has("foreign_units") else ())
+    ]
     unlisted = details.maybe_whole("unlisted_bytes")
     if unlisted:
         rows.append(("others", mib(unlisted), "the driver names no program for it"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lllm3090ctl import comebacks, refusal, suspend
+from lllm3090ctl import comebacks, refusal, stalls, suspend, units, wanted
 from lllm3090ctl.documents import Document
 from lllm3090ctl.failures import Failure
 from lllm3090ctl.text import (
@@ -32,7 +32,8 @@ FOR_PROGRAMS = "fields"  # members of the request that were refused; the message
 
 def instances(listing: Document) -> list[Block]:
     """What ``ps`` shows."""
-    views, waiting = listing.children("instances"), pending(listing)
+    views = listing.children("instances")
+    waiting = [*pending(listing), *wanted.lines(listing), *units.foreign_units(listing)]
     if not views:
         return [
             *card_released(listing),
@@ -94,6 +95,7 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("card", _card_name(card)),
         ("memory", _card_memory(card)),
         ("engine", _engine(view)),
+        ("gateway", _gateway(view)),
     ]
     lines: list[Block] = [*prose_pairs([row for row in rows if row[1]])]
     for owner, problem in (
@@ -103,8 +105,11 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("engine", view.maybe_child("engine_choice_problem")),
         ("state", view.maybe_child("state_problem")),
         ("models", view.maybe_child("watch_problem")),
+        ("systemd", view.maybe_child("bus_problem")),
         ("logs", view.maybe_child("journal_problem")),
         ("history", view.maybe_child("history_problem")),
+        ("gateway", _gateway_problem(view, "problem")),
+        ("requests", _gateway_problem(view, "records_problem")),
         *(suspend.problems(sleep) if sleep else ()),
     ):
         if problem:
@@ -114,9 +119,22 @@ def status(view: Document, socket_path: str) -> list[Block]:
         lines += other_engines(view.children("running_engines"))
     lines.append("")
     lines.append(_instance_table(views) if views else "No model is loaded.")
-    lines += [*_instance_failures(views), *pending(view)]
+    lines += [*_instance_failures(views), *pending(view), *wanted.lines(view), *units.foreign_units(view)]
     lines += card_released(view)
     return [*lines, *(suspend.lines(sleep) if sleep else ())]
+
+
+def _gateway(view: Document) -> str:
+    gateway = view.maybe_child("gateway") if view.has("gateway") else None
+    if gateway is None:
+        return ""
+    address = gateway.maybe_text("address")
+    return clean(f"{address}/v1") if address else "off"
+
+
+def _gateway_problem(view: Document, key: str) -> Document | None:
+    gateway = view.maybe_child("gateway") if view.has("gateway") else None
+    return gateway.maybe_child(key) if gateway is not None and gateway.has(key) else None
 
 
 def version(client_version: str, daemon: Document | None) -> list[Block]:
@@ -131,13 +149,20 @@ def unloaded(answer: Document) -> list[Block]:
     """What ``unload`` shows."""
     name = clean(answer.text("name"))
     if answer.has("waited") and answer.truth("waited"):
-        return [Prose(f"The waiting load of {name} was cancelled.")]
+        return [Prose(f"The waiting load of {name} was cancelled."), *_not_kept(answer)]
     return [
         Prose(
             f"{name} is unloaded: {mib(answer.whole('released_bytes'))} MiB released"
-            f" in {answer.real('elapsed_s'):.1f} s"
-        )
+            f" in {answer.real('elapsed_s'):.1f} s" + stalls.cut_off(answer)
+        ),
+        *_not_kept(answer),
     ]
+
+
+def _not_kept(answer: Document) -> list[Block]:
+    """That what was asked for does not outlive the daemon, where it does not."""
+    problem = answer.maybe_child("problem") if answer.has("problem") else None
+    return problem_blocks(problem, "state") if problem else []
 
 
 def released(answer: Document, command: str) -> list[Block]:
@@ -163,13 +188,15 @@ def released(answer: Document, command: str) -> list[Block]:
         lines.append(f"The card was released already. Loads stay refused until: {command} resume")
     elif answer.truth("until_resume"):
         lines.append(f"The card is released. Loads are refused until: {command} resume")
-    return lines
+    return [*lines, *units.left_alone(answer), *_not_kept(answer)]
 
 
 def resumed(answer: Document) -> list[Block]:
     """What ``resume`` shows."""
     if answer.truth("was_released"):
-        return ["The card is no longer released: models can be loaded again."]
+        return [
+            "The card is no longer released: models can be loaded again, and those that were loaded come back."
+        ]
     return ["The card was not released: models could be loaded all the time."]
 
 
@@ -411,7 +438,10 @@ def _instance_table(views: Sequence[Document]) -> Table:
         rows.append(
             (
                 clean(view.text("name")),
-                clean(view.text("state")) + (", pinned" if _is_pinned(view) else ""),
+                clean(view.text("state"))
+                + (", pinned" if _is_pinned(view) else "")
+                + (", at risk" if view.has("at_risk") else "")
+                + (", reconstructed" if view.has("reconstructed") else ""),
                 _use(view),
                 f"{view.whole('context_tokens'):,}",
                 str(view.whole("parallel")),
@@ -430,19 +460,25 @@ def _is_pinned(view: Document) -> bool:
 
 def _use(view: Document) -> str:
     """Whether a model is at work, and else since when it has not been; a dash where nobody tells."""
+    doing = stalls.use(view)
+    if doing:
+        return doing
     if view.has("busy") and view.truth("busy"):
         return "busy"
     return f"idle {duration(view.real('idle_s'))}" if view.has("idle_s") else "-"
 
 
 def _instance_failures(views: Sequence[Document]) -> list[Block]:
-    lines: list[Block] = []
+    lines: list[Block] = [*units.notes(views)]
     for view in views:
         problem = view.maybe_child("failure")
         if problem:
             told = (view.maybe_text("way_out") or "") if view.text("state") == "latched" else ""
             lines += problem_blocks(problem, view.text("name"), told=told)
+        if view.has("at_risk"):
+            lines.append(Prose(clean(f"{view.text('name')} is at risk: {view.text('at_risk')}")))
         lines += comebacks.lines(view)
+        lines += stalls.lines(view)
     return lines
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
+import functools
+import gc
 import logging
 import resource
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +64,8 @@ def main() -> None:
             sys.stdout.write(f"{config_file}: {found}\n")
             return
         logging_set_up.set_up(settings.log_level)
+        # The watchdog of systemd ends a daemon that hangs by SIGABRT: then the journal has what each thread was doing.
+        faulthandler.enable()
         raise_file_limit()
         asyncio.run(run(settings, config_file))
     except LlmError as error:
@@ -83,12 +89,17 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from lllm3090d.bus.systemd import SystemdManager  # noqa: PLC0415
     from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
     from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
+    from lllm3090d.gateway.service import GatewayService  # noqa: PLC0415
     from lllm3090d.gpus.detect import open_cards  # noqa: PLC0415
-    from lllm3090d.notify import Notifier  # noqa: PLC0415
+    from lllm3090d.notify import Notifier, watchdog_limit_s  # noqa: PLC0415
     from lllm3090d.serving.daemon import Daemon  # noqa: PLC0415
     from lllm3090d.serving.unit_spec import UNIT_PATTERN  # noqa: PLC0415
+    from lllm3090d.surfaces.accepting import Accepting  # noqa: PLC0415
     from lllm3090d.surfaces.control import ControlApi  # noqa: PLC0415
     from lllm3090d.surfaces.listening import listen  # noqa: PLC0415
+    from lllm3090d.surfaces.self_check import answers  # noqa: PLC0415
+    from lllm3090d.watchdog import Part, Watchdog  # noqa: PLC0415
+    from lllm3090d.wire import EventKind  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
@@ -97,6 +108,8 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         loop.add_signal_handler(number, stop.set)
     notifier = Notifier()
     async with contextlib.AsyncExitStack() as stack:
+        starting = asyncio.create_task(notifier.starting())
+        stack.callback(starting.cancel)
         bus = BusThread()
         await bus.start()
         stack.push_async_callback(bus.close)
@@ -123,9 +136,12 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
             manager=manager,
             logind=logind,
         )
+        loop.set_exception_handler(Accepting(daemon.tell_shortage, time.monotonic))
         await daemon.start()
+        api = ControlApi(daemon, manager.version)
+        gateway = api.gateway = GatewayService(daemon, api.listings, listening.gateway)
         runner = web.AppRunner(
-            ControlApi(daemon, manager.version).application(),
+            api.application(),
             access_log=None,
             handle_signals=False,
             handler_cancellation=True,
@@ -136,17 +152,23 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         # After the runner, so that open streams get their last line before connections are closed.
         stack.push_async_callback(daemon.stop)
         await web.SockSite(runner, listening.sock).start()
+        await gateway.start()
+        stack.push_async_callback(gateway.end)
 
         def reload() -> None:
             notifier.reloading()
             error = daemon.reload()
+            gateway.settings_changed()
             notifier.ready(
                 f"bad settings, the old ones stay: {error.message}" if error else _summary(daemon)
             )
 
         loop.add_signal_handler(signal.SIGHUP, reload)
         daemon.on_change = lambda: notifier.status(_summary(daemon))
+        starting.cancel()
         notifier.ready(_summary(daemon))
+        # What is there now stays. A full collection would look at it all, and hold up every stream for ten milliseconds.
+        gc.freeze()
         log.info(
             "ready",
             extra={
@@ -156,8 +178,25 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
                 "version": VERSION,
             },
         )
-        watchdog = asyncio.create_task(notifier.feed_watchdog(daemon.alive))
-        stack.callback(watchdog.cancel)
+        limit_s = watchdog_limit_s()
+        if limit_s is not None:
+            parts = (
+                Part("the writer", daemon.writer_answers),
+                Part("the thread of the user's bus", bus.answers, lambda: bus.thread_id),
+                Part("the thread of the system bus", logind.answers, lambda: logind.thread_id),
+                Part("the control API", functools.partial(answers, listening.path)),
+            )
+            watchdog = asyncio.create_task(
+                Watchdog(
+                    parts,
+                    notifier,
+                    limit_s,
+                    tell=lambda text: daemon.history.add(EventKind.DAEMON, message=text),
+                ).run(),
+                name="watchdog",
+            )
+            watchdog.add_done_callback(functools.partial(_end_with, daemon.failed))
+            stack.callback(watchdog.cancel)
         stopped = asyncio.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {stopped, daemon.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -174,6 +213,12 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+
+
+def _end_with(failed: asyncio.Future[None], task: asyncio.Task[None]) -> None:
+    """A watchdog that made a mistake feeds nobody: better to end at once and say why."""
+    if not task.cancelled() and (error := task.exception()) is not None and not failed.done():
+        failed.set_exception(error)
 
 
 def _summary(daemon: Daemon) -> str:

@@ -61,6 +61,7 @@ class ErrorCode(enum.StrEnum):
     INSUFFICIENT_VRAM = "insufficient_vram"
     INSUFFICIENT_MEMORY = "insufficient_memory"
     CARD_UNREADABLE = "card_unreadable"
+    CARD_AT_RISK = "card_at_risk"
     CARD_RELEASED = "card_released"
     ENGINE_NOT_FOUND = "engine_not_found"
     UNKNOWN_ENGINE = "unknown_engine"
@@ -83,6 +84,15 @@ class ErrorCode(enum.StrEnum):
     LOGIND_UNAVAILABLE = "logind_unavailable"
     UNIT_REFUSED = "unit_refused"
     SHUTTING_DOWN = "shutting_down"
+    FILES_EXHAUSTED = "files_exhausted"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    TOO_MANY_REQUESTS = "too_many_requests"
+    MODEL_NOT_READY = "model_not_ready"
+    BODY_TOO_LARGE = "body_too_large"
+    UNSUPPORTED_MEDIA = "unsupported_media"
+    API_KEY_WRONG = "api_key_wrong"
+    FOREIGN_ORIGIN = "foreign_origin"
+    GATEWAY_UNAVAILABLE = "gateway_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.INSUFFICIENT_VRAM, "It does not fit on the card", 507, ExitStatus.REFUSED),
     (ErrorCode.INSUFFICIENT_MEMORY, "It does not fit", 507, ExitStatus.REFUSED),
     (ErrorCode.CARD_UNREADABLE, "The card's memory cannot be read", 503, ExitStatus.FAILURE),
+    (ErrorCode.CARD_AT_RISK, "The card has reported an error", 503, ExitStatus.FAILURE),
     (ErrorCode.CARD_RELEASED, "The card is released", 409, ExitStatus.REFUSED),
     (ErrorCode.ENGINE_NOT_FOUND, "No llama-server was found", 503, ExitStatus.ENGINE),
     (ErrorCode.UNKNOWN_ENGINE, "No such engine is offered", 404, ExitStatus.NOT_FOUND),
@@ -148,6 +159,15 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.LOGIND_UNAVAILABLE, "Sleep is not noticed, or not delayed", 503, ExitStatus.FAILURE),
     (ErrorCode.UNIT_REFUSED, "systemd refused the unit", 502, ExitStatus.FAILURE),
     (ErrorCode.SHUTTING_DOWN, "The daemon is stopping", 503, ExitStatus.FAILURE),
+    (ErrorCode.FILES_EXHAUSTED, "No file descriptors are left", 503, ExitStatus.FAILURE),
+    (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "The prompt is too long", 400, ExitStatus.USAGE),
+    (ErrorCode.TOO_MANY_REQUESTS, "Too many requests wait", 429, ExitStatus.REFUSED),
+    (ErrorCode.MODEL_NOT_READY, "The model is not ready", 503, ExitStatus.REFUSED),
+    (ErrorCode.BODY_TOO_LARGE, "The request is too large", 413, ExitStatus.USAGE),
+    (ErrorCode.UNSUPPORTED_MEDIA, "The request is of a kind that is not read", 415, ExitStatus.USAGE),
+    (ErrorCode.API_KEY_WRONG, "The key is missing or wrong", 401, ExitStatus.FORBIDDEN),
+    (ErrorCode.FOREIGN_ORIGIN, "A page from elsewhere must not ask", 403, ExitStatus.FORBIDDEN),
+    (ErrorCode.GATEWAY_UNAVAILABLE, "The gateway's address cannot be had", 503, ExitStatus.CONFIG),
 )
 
 

@@ -1,19 +1,17 @@
-"""What systemd is told: readiness, status, reloading, stopping, and that we are alive."""
+"""What systemd is told: readiness, status, reloading, stopping, and that we are alive (:mod:`lllm3090d.watchdog`)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
 
 import sdnotify
 
-from lllm3090d.errors import LlmError
-
+# A start that waits for a slow disk is not ended in the middle of it; one that waits for ever is, in the end.
+START_EXTENSION_S = 30.0
+START_MOST_S = 600.0
 STATUS_CHARACTERS = 500  # systemd takes 4096 bytes in a message
-log = logging.getLogger(__name__)
 
 
 class Notifier:
@@ -21,14 +19,25 @@ class Notifier:
 
     def __init__(self) -> None:
         self._systemd = sdnotify.SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None
+        self._status = ""
+        self._trouble: str | None = None
+
+    async def starting(self, extension_s: float = START_EXTENSION_S, most_s: float = START_MOST_S) -> None:
+        """Ask for time again and again for as long as the event loop turns; to be cancelled when all is ready."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + most_s
+        self.status("starting")
+        while loop.time() < ends_s:
+            await asyncio.sleep(extension_s / 3)
+            self._send(f"EXTEND_TIMEOUT_USEC={round(extension_s * 1e6)}")
 
     def ready(self, status: str) -> None:
         """Start-up, or a reload, is complete."""
-        self._send(f"READY=1\nSTATUS={_one_line(status)}")
+        self._send(f"READY=1\n{self._told(status)}")
 
     def status(self, status: str) -> None:
         """One line for ``systemctl --user status``."""
-        self._send(f"STATUS={_one_line(status)}")
+        self._send(self._told(status))
 
     def reloading(self) -> None:
         """A reload begins; ready() ends it."""
@@ -38,26 +47,18 @@ class Notifier:
         """The end begins."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
-    async def feed_watchdog(self, alive: Callable[[], Awaitable[None]]) -> None:
-        """Feed the watchdog for as long as alive() returns in time; returns at once without ``WatchdogSec``.
+    def trouble(self, text: str | None) -> None:
+        """Say what is wrong before everything else, until it is None. From any thread."""
+        self._trouble = text
+        self.status(self._status)
 
-        A ping proves nothing when it comes from a timer, so each is the answer of the parts that must live.
-        """
-        interval_s = _watchdog_interval_s()
-        if interval_s is None:
-            return
-        while True:
-            try:
-                async with asyncio.timeout(interval_s):
-                    await alive()
-            except (TimeoutError, LlmError) as error:
-                reason = str(error) or f"no answer within {interval_s:g} s"
-                log.error(
-                    "a part of the daemon does not answer; the watchdog is not fed", extra={"reason": reason}
-                )
-            else:
-                self._send("WATCHDOG=1")
-            await asyncio.sleep(interval_s)
+    def feed(self) -> None:
+        """The parts that must live have answered."""
+        self._send("WATCHDOG=1")
+
+    def _told(self, status: str) -> str:
+        self._status = status
+        return f"STATUS={_one_line('; '.join(filter(None, (self._trouble, status))))}"
 
     def _send(self, state: str) -> None:
         if self._systemd is not None:
@@ -71,9 +72,10 @@ def _one_line(status: str) -> str:
     return line if len(line) <= STATUS_CHARACTERS else f"{line[: STATUS_CHARACTERS - 3]}..."
 
 
-def _watchdog_interval_s() -> float | None:
+def watchdog_limit_s() -> float | None:
+    """``WatchdogSec`` of our unit in seconds; None without one, and where it is meant for another process."""
     pid = os.environ.get("WATCHDOG_PID", str(os.getpid()))
     limit = os.environ.get("WATCHDOG_USEC", "")
     if not limit.isdecimal() or int(limit) == 0 or pid != str(os.getpid()):
         return None
-    return int(limit) / 1_000_000 / 2
+    return int(limit) / 1_000_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import ipaddress
 import json
 import os
 import stat
@@ -20,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from lllm3090d.engines.tier_flags import ReasoningRules, rules_fault
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway.filters import ReasoningOf, rules_of
+from lllm3090d.gateway.guard import origin_fault
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
 from lllm3090d.planning.slots import SlotPolicy
@@ -65,6 +68,13 @@ class VerifyAfterLoad(enum.StrEnum):
     PROBE = "probe"  # and after a prompt of one batch, on a card
 
 
+class HangPolicy(enum.StrEnum):
+    """What becomes of a model that is at work and gets nowhere."""
+
+    RESTART = "restart"  # tell it, and after a while stop it and start it again, once
+    REPORT = "report"  # tell it, and touch nothing
+
+
 class SuspendPolicy(enum.StrEnum):
     """What becomes of loaded models when the machine goes to sleep."""
 
@@ -72,6 +82,14 @@ class SuspendPolicy(enum.StrEnum):
     UNLOAD = "unload"  # unload everything before, load the same set after
     KEEP = "keep"  # leave them as they are
     STOP = "stop"  # unload everything before, load nothing after
+
+
+class GatewayLoad(enum.StrEnum):
+    """What becomes of a request for a model that is not loaded."""
+
+    WAIT = "wait"  # it waits until the model is there
+    RETRY = "retry"  # the model is loaded, and the client told to come again
+    REFUSE = "refuse"  # it is refused, and nothing is loaded
 
 
 class LogLevel(enum.StrEnum):
@@ -163,6 +181,11 @@ class Settings(BaseModel):
         default_factory=dict,
         description="further arguments for the engine: name of a model, or * for all = list of words",
     )
+    autoload: Annotated[str, Field(max_length=10_000)] = Field(
+        default="",
+        description="models that are loaded at every login, in this order, with commas between them; beside those that"
+        " were marked by command",
+    )
     card: CardChoice = Field(default=CardChoice.AUTO, description="which memory is managed")
     desktop: Desktop = Field(
         default=Desktop.AUTO, description="whether a desktop session is counted on the card"
@@ -240,10 +263,15 @@ class Settings(BaseModel):
     )
     load_cap_s: SecondsOrNone = Field(
         default=0.0,
-        description="seconds after which a load is given up although it gets on; 0 for what the files' size gives",
+        description="seconds after which a load is given up although it gets on; 0 for what the files' size and their"
+        " disk give",
     )
     stop_timeout_s: Seconds = Field(
         default=15.0, description="seconds from SIGTERM to SIGKILL when a model is unloaded"
+    )
+    drain_s: SecondsOrNone = Field(
+        default=10.0,
+        description="seconds that requests in flight may take when a model is unloaded; 0 for none",
     )
     verify_after_load: VerifyAfterLoad = Field(
         default=VerifyAfterLoad.PROBE,
@@ -287,6 +315,14 @@ class Settings(BaseModel):
         default=1.0,
         description="seconds before the first such start; each next pause of a row is four times as long, up to 300",
     )
+    hang_policy: HangPolicy = Field(
+        default=HangPolicy.RESTART,
+        description="what becomes of a model that is at work and gets nowhere: restart it once, or only report it",
+    )
+    hang_patience_s: Seconds = Field(
+        default=120.0,
+        description="seconds at least without progress after which a model at work is stalled; more for slow ones",
+    )
     device_memory_limit: bool = Field(
         default=True,
         description="limit a model's unit to its price and a margin on the card too, where the kernel can (dmem)",
@@ -301,6 +337,70 @@ class Settings(BaseModel):
     )
     history_mib: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=16, description="MiB of the state file that this may take; the oldest goes first"
+    )
+    idle_ttl_s: SecondsOrNone = Field(
+        default=0.0, description="seconds without use after which a model is unloaded; 0 for never"
+    )
+    idle_ttl_of: Mapping[str, SecondsOrNone] = Field(
+        default_factory=dict, description="the same for single models: name = seconds"
+    )
+    gateway: bool = Field(
+        default=True, description="whether the OpenAI/Anthropic-compatible address is served at all"
+    )
+    gateway_address: Annotated[str, Field(min_length=2, max_length=64)] = Field(
+        default="127.0.0.1",
+        description="IP address of the gateway; any but a loopback one needs a key (lllm3090ctl key add)",
+    )
+    gateway_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=1919, description="its TCP port; 0 for any that is free"
+    )
+    gateway_hosts: Annotated[str, Field(max_length=4000)] = Field(
+        default="",
+        description="further names of this machine that a Host header may have, with commas between them",
+    )
+    gateway_origins: Annotated[str, Field(max_length=4000)] = Field(
+        default="",
+        description="pages that may ask, such as http://localhost:3000, with commas between them; * for all",
+    )
+    gateway_default_model: Annotated[str, Field(max_length=256)] = Field(
+        default="", description="model of requests that name none; empty to refuse them"
+    )
+    gateway_models: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="names that clients insist on = model that is meant; * stands for any text, as in claude-*",
+    )
+    gateway_reasoning: Mapping[str, ReasoningOf] = Field(
+        default_factory=dict,
+        description="models whose requests are kept to rules for reasoning where their engine has none: name = rules",
+    )
+    gateway_load: GatewayLoad = Field(
+        default=GatewayLoad.WAIT, description="what becomes of a request for a model that is not loaded"
+    )
+    gateway_wait_s: Seconds = Field(
+        default=900.0, description="seconds that a request waits at most for its model to be loaded"
+    )
+    gateway_starvation_s: SecondsOrNone = Field(
+        default=60.0,
+        description="seconds that a request waits for room before new requests of other models let it pass; 0 for"
+        " never",
+    )
+    gateway_keepalive_s: Seconds = Field(
+        default=15.0, description="seconds after which, and then between which, a waiting stream is sent a comment"
+    )
+    gateway_queue: Annotated[int, Field(ge=0, le=100000)] = Field(
+        default=256, description="requests that may wait for a slot of one model; one more is refused"
+    )
+    gateway_body_mib: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=512, description="largest body of a request, MiB"
+    )
+    gateway_access_log: bool = Field(
+        default=False, description="write a line to the journal for each request, without a word of it"
+    )
+    requests_days: Annotated[int, Field(ge=1, le=3650)] = Field(
+        default=30, description="days for which requests to the gateway are remembered, without a word of them"
+    )
+    requests_kept: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=20_000, description="requests that are remembered at most; the oldest go first"
     )
     stop_models_on_exit: bool = Field(
         default=False, description="stop the models when the daemon is stopped"
@@ -326,6 +426,36 @@ class Settings(BaseModel):
         if not expanded.is_absolute():
             raise ValueError("must be an absolute path (or begin with ~)")
         return expanded
+
+    @field_validator("gateway_address", mode="after")
+    @classmethod
+    def _is_address(cls, text: str) -> str:
+        return str(ipaddress.ip_address(text))
+
+    @field_validator("gateway_origins", mode="after")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        for origin in _words(text):
+            if fault := origin_fault(origin):
+                raise ValueError(f"{origin!r} is none: {fault}")
+        return text
+
+    @field_validator("gateway_reasoning", mode="after")
+    @classmethod
+    def _are_rules(cls, table: Mapping[str, ReasoningOf], info: ValidationInfo) -> Mapping[str, ReasoningOf]:
+        data = info.data
+        if {"reasoning_efforts", "reasoning_effort_fallback", "reasoning_floor_tokens"} <= data.keys():
+            general = ReasoningRules(
+                _words(data["reasoning_efforts"]),
+                data["reasoning_effort_fallback"] or None,
+                data["reasoning_floor_tokens"],
+            )
+            for name, own in table.items():
+                try:
+                    rules_of(general, own)
+                except LlmError as error:
+                    raise ValueError(f"{name}: {error.message}") from error
+        return table
 
     @field_validator("reasoning_efforts", mode="after")
     @classmethod
@@ -359,6 +489,11 @@ class Settings(BaseModel):
         )
 
     @property
+    def autoload_names(self) -> tuple[str, ...]:
+        """Models that are loaded at every login, in order."""
+        return tuple(name for name in _words(self.autoload) if name)
+
+    @property
     def control_socket(self) -> Path:
         """Where the control API listens."""
         return self.runtime_dir / "control.sock"
@@ -374,6 +509,9 @@ INTERNAL_KEYS = frozenset({"llama_dir_from_env"})
 EXAMPLES_OF_TABLES = {
     "aliases": '{"qwen": "Qwen3.8-27B"}',
     "extra_arguments": '{"*": ["--threads", "8"]}',
+    "idle_ttl_of": '{"qwen-27b": 600}',
+    "gateway_models": '{"claude-*": "qwen-27b"}',
+    "gateway_reasoning": '{"qwen-27b": {"efforts": "low,medium,xhigh", "fallback": "medium"}}',
 }
 SETTING_KEYS = tuple(key for key in Settings.model_fields if key not in INTERNAL_KEYS)
 

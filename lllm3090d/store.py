@@ -126,6 +126,38 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # What is to be loaded again after a sleep, in order.
         "CREATE TABLE sleepers (position INTEGER PRIMARY KEY, boot TEXT NOT NULL, body TEXT NOT NULL)",
     ),
+    (
+        # What loads have read from each file system, by where it is mounted.
+        "CREATE TABLE disk_rates (mount BLOB PRIMARY KEY, bytes_per_s REAL NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        # Models that are to run, in the order in which they came to be wanted.
+        "CREATE TABLE wanted (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL)",
+        # One row: under which boot and user manager the daemon lived last, and whether it has ended in order.
+        """CREATE TABLE wanted_life (
+            id INTEGER PRIMARY KEY CHECK (id = 1),
+            boot TEXT NOT NULL,
+            session TEXT NOT NULL,
+            ended INTEGER NOT NULL
+        )""",
+        # Marks that were made by command: the oldest has the least position.
+        "CREATE TABLE autoload (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL)",
+    ),
+    (
+        # The Vulkan devices by PCI address; NULL where they were not asked for, or could not be told.
+        "ALTER TABLE engine_devices ADD COLUMN addressed TEXT",
+    ),
+    (
+        # Requests to the gateway that have ended; nothing of what was asked or answered.
+        """CREATE TABLE requests (
+            id INTEGER PRIMARY KEY,
+            request_id TEXT NOT NULL UNIQUE,
+            at_us INTEGER NOT NULL,
+            model TEXT,
+            body TEXT NOT NULL
+        )""",
+        "CREATE INDEX requests_of_models ON requests (model, id)",
+    ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -21,7 +21,7 @@ from lllm3090d.planning.planner import CacheType
 from lllm3090d.planning.quote import Evidence
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.instance import InstanceState
-from lllm3090d.wire_cards import ExplainView, Gpus, ReservationView
+from lllm3090d.wire_cards import ExplainView, ForeignUnitView, Gpus, ReservationView
 from lllm3090d.wire_history import Actor, ActorKind, EngineMemory, RunHistory, RunView
 from lllm3090d.wire_plans import (
     BudgetLineView,
@@ -34,13 +34,17 @@ from lllm3090d.wire_plans import (
     PlanView,
     SpeedView,
 )
+from lllm3090d.wire_requests import RequestView
 from lllm3090d.wire_sleep import SuspendView
 from lllm3090d.wire_types import Name, Request, Response, Token
+from lllm3090d.wire_wanted import Autoload, AutoloadBody, MarkOrigin, MarkView, WantedView
 
 __all__ = [
     "MOST_URI_CHARACTERS",
     "Actor",
     "ActorKind",
+    "Autoload",
+    "AutoloadBody",
     "BudgetLineView",
     "CancelBody",
     "Cancelled",
@@ -56,6 +60,7 @@ __all__ = [
     "Event",
     "EventKind",
     "ExplainView",
+    "ForeignUnitView",
     "Gpus",
     "InspectBody",
     "InspectView",
@@ -67,6 +72,8 @@ __all__ = [
     "LoadLine",
     "LoadLineKind",
     "LogLine",
+    "MarkOrigin",
+    "MarkView",
     "ModelView",
     "Models",
     "Name",
@@ -81,6 +88,7 @@ __all__ = [
     "ReleaseBody",
     "Released",
     "Request",
+    "RequestView",
     "Response",
     "ResumeBody",
     "Resumed",
@@ -95,6 +103,7 @@ __all__ = [
     "UnloadBody",
     "Unloaded",
     "Version",
+    "WantedView",
     "WeightView",
 ]
 
@@ -123,6 +132,19 @@ class UnloadBody(Request):
     """Body of ``POST /v1/unload``."""
 
     model: Name = Field(description="name, alias, or unambiguous parts of the name of a loaded model")
+    drain_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=86400,
+        description="seconds that its requests may take, new ones being refused; by default the setting drain_s",
+    )
+    force: bool = Field(default=False, description="kill it at once, whatever it does")
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> UnloadBody:
+        if self.force and self.drain_s is not None:
+            raise ValueError("force waits for nothing: leave out one of force and drain_s")
+        return self
 
 
 class ReleaseBody(Request):
@@ -157,6 +179,27 @@ class CancelBody(Request):
     token: Token = Field(description="the token given with the load")
 
 
+class DrainView(Response):
+    """A model that goes takes no new requests, and those in flight may end."""
+
+    in_flight: int | None = Field(
+        default=None, description="how many have not ended; null where its engine does not tell"
+    )
+    limit_s: float = Field(description="how long they may take, from the beginning")
+    remaining_s: float = Field(description="until it is stopped all the same")
+
+
+class StallView(Response):
+    """A model that is at work and gets nowhere."""
+
+    reason: str = Field(description="for a person")
+    stalled_s: float = Field(description="since its last progress, as far as somebody looked")
+    patience_s: float = Field(description="how long it may be without progress")
+    restart_in_s: float | None = Field(
+        default=None, description="until it is restarted; null where it is only reported"
+    )
+
+
 class InstanceView(Response):
     """A model that runs, or is on its way up or down."""
 
@@ -187,8 +230,19 @@ class InstanceView(Response):
     idle_s: float | None = Field(
         default=None, description="since it was last seen in use; null where it is in use, or does not serve"
     )
+    drain: DrainView | None = Field(
+        default=None, description="of one that is stopping: requests that may still end"
+    )
+    stall: StallView | None = Field(default=None, description="of one that is stalled")
     engine_version: str
     adopted: bool = Field(description="found running when the daemon started")
+    reconstructed: str | None = Field(
+        default=None,
+        description="why what it was loaded with was read back from its command line; null where its record tells",
+    )
+    file_note: str | None = Field(
+        default=None, description="how its files differ from those that it was loaded from; null where they do not"
+    )
     tier_in_force: bool | None = Field(
         default=None,
         description="a cache that was to be divided is; null where none was, or nobody could tell",
@@ -205,6 +259,10 @@ class InstanceView(Response):
     )
     latch_reason: str | None = Field(default=None, description="why a latched one stays down")
     way_out: str | None = Field(default=None, description="what can be done about that")
+    at_risk: str | None = Field(
+        default=None,
+        description="why a card that it runs on cannot be trusted: what it computes may be wrong, and it may end",
+    )
 
 
 class PendingView(Response):
@@ -224,7 +282,13 @@ class Instances(Response):
     pending: tuple[PendingView, ...] = Field(
         default=(), description="loads that wait for room, the next one first"
     )
+    foreign_units: tuple[ForeignUnitView, ...] = Field(
+        default=(), description="units with our prefix that are not understood, and left alone"
+    )
     released: bool = Field(default=False, description="the card is released: loads are refused until resume")
+    wanted: tuple[WantedView, ...] = Field(
+        default=(), description="models that are wanted, or loaded at every login, and have no instance"
+    )
 
 
 class ModelView(Response):
@@ -493,6 +557,18 @@ class EngineDetails(Response):
     options: tuple[EngineOptionView, ...]
 
 
+class GatewayView(Response):
+    """The OpenAI/Anthropic-compatible address."""
+
+    address: str | None = Field(default=None, description="null while it does not listen")
+    problem: dict[str, Any] | None = Field(default=None, description="why it does not, though it should")
+    in_flight: int = Field(default=0, description="requests that have not ended")
+    waiting: int = Field(default=0, description="those of them that wait for a slot")
+    records_problem: dict[str, Any] | None = Field(
+        default=None, description="why requests are not recorded; they are answered all the same"
+    )
+
+
 class Status(Response):
     """Answer of ``GET /v1/status``."""
 
@@ -512,6 +588,9 @@ class Status(Response):
     watch_problem: dict[str, Any] | None = Field(
         default=None, description="why the models directory is searched anew at each request"
     )
+    bus_problem: dict[str, Any] | None = Field(
+        default=None, description="why systemd cannot be reached, since when states of models may be old"
+    )
     models_dir: str
     config_file: str
     journal_problem: dict[str, Any] | None = Field(
@@ -522,10 +601,17 @@ class Status(Response):
     )
     instances: tuple[InstanceView, ...]
     pending: tuple[PendingView, ...] = Field(default=(), description="loads that wait for room")
+    foreign_units: tuple[ForeignUnitView, ...] = Field(
+        default=(), description="units with our prefix that are not understood, and left alone"
+    )
     released: bool = Field(default=False, description="the card is released: loads are refused until resume")
+    wanted: tuple[WantedView, ...] = Field(
+        default=(), description="models that are wanted, or loaded at every login, and have no instance"
+    )
     suspend: SuspendView | None = Field(
         default=None, description="what becomes of models when the machine is suspended"
     )
+    gateway: GatewayView | None = None
 
 
 class EventKind(enum.StrEnum):
@@ -537,16 +623,20 @@ class EventKind(enum.StrEnum):
     SETTINGS = "settings"  # settings were read again, or kept after a bad reload
     RECONCILED = "reconciled"  # the units were listed anew
     TIER = "tier"  # whether a divided cache is divided as planned
+    DRAIN = "drain"  # a model that goes has requests in flight, and what became of them
     EVICTION = "eviction"  # a model was unloaded for another one, or for other programs
     DEVIATION = "deviation"  # a model takes more or less than it was priced at
     LIMIT = "limit"  # the kernel limits what a model may take of a card
     PRESSURE = "pressure"  # other programs take memory that was counted on, or have given it back
+    CARD = "card"  # a card reported an error or cannot be read, or is well again
     SUSPEND = "suspend"  # the machine goes to sleep, and what became of the models
     RESUME = "resume"  # it is awake again, and what becomes of the models
     MEMORY = "memory"  # what an engine that has ended said of its memory
+    RESTORE = "restore"  # a model that is wanted and does not run is loaded again, or cannot be
     HOLD = "hold"  # a model was pinned or unpinned, or the cards were released or no longer so
     DAEMON = "daemon"  # the daemon has started or is being stopped
     GAP = "gap"  # events could not be recorded, and are lost
+    BUS = "bus"  # the user's systemd cannot be reached, or is reached again
 
 
 class Event(Response):
@@ -598,6 +688,15 @@ class Unloaded(Response):
     released_bytes: int
     elapsed_s: float
     waited: bool = Field(default=False, description="nothing ran: a load that waited for room was cancelled")
+    unfinished: int | None = Field(
+        default=None,
+        description="requests that were cut off when their time was over; null where nobody counted",
+    )
+    problem: dict[str, Any] | None = Field(
+        default=None,
+        description="why it is not kept that nobody wants it any more, so that the next daemon may load it; null where"
+        " it is",
+    )
 
 
 class Released(Response):
@@ -610,6 +709,12 @@ class Released(Response):
         default=False, description="they were before: without `until_resume` too, they stay refused"
     )
     elapsed_s: float
+    foreign_units: tuple[str, ...] = Field(
+        default=(), description="units that are not understood: left alone, with what they hold"
+    )
+    problem: dict[str, Any] | None = Field(
+        default=None, description="why the release does not outlive the daemon; null where it does"
+    )
 
 
 class Resumed(Response):

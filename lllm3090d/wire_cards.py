@@ -23,6 +23,7 @@ class PartKind(enum.StrEnum):
 
     DRIVER = "driver"  # kept by the driver and firmware
     PROCESS = "process"  # used by a process that is none of ours
+    FOREIGN_UNIT = "foreign-unit"  # used by a unit with our prefix that is not understood, and left alone
     OTHERS = "others"  # used, and nobody is listed with it
     MODEL = "model"  # used by one of our models
     PROMISED = "promised"  # reserved for one of our models, and not taken yet
@@ -41,6 +42,28 @@ class MemoryPartView(Response):
     pid: int | None = Field(default=None, description="of the process")
     user: str | None = Field(default=None, description="who owns the process, where that is another user")
     age_s: float | None = Field(default=None, description="of a quarantine")
+
+
+class HeldView(Response):
+    """What is held of one memory."""
+
+    where: str = Field(description="UUID of the card, or host")
+    name: str = Field(description="of the memory, for a person")
+    bytes: int
+
+
+class ForeignUnitView(Response):
+    """A unit with our prefix that is not understood: counted at what it holds, and left alone."""
+
+    unit: str
+    why: str = Field(description="why it is no instance, as the end of a sentence about it")
+    since: str = Field(description="when it was found")
+    active_state: str = Field(description="by systemd")
+    main_pid: int | None = None
+    command: str | None = Field(default=None, description="the program that it runs")
+    held: tuple[HeldView, ...] = Field(
+        default=(), description="of each memory now; a card is missing where its driver does not tell"
+    )
 
 
 class ReservationView(Response):
@@ -123,7 +146,9 @@ class GpuView(Response):
     )
     processes: tuple[ForeignProcessView, ...] = ()
     reservations: tuple[ReservationView, ...] = ()
-    foreign_bytes: int | None = Field(default=None, description="used, and not by our models")
+    foreign_bytes: int | None = Field(
+        default=None, description="used, and neither by our models nor by foreign units"
+    )
     charged_bytes: int = Field(description="reserved or measured for our models, without quarantine")
     still_to_come_bytes: int = Field(
         default=0, description="promised to models that load, and not taken yet"
@@ -225,6 +250,12 @@ class ExplainView(Response):
     run: str
     state: InstanceState
     engine_version: str
+    reconstructed: str | None = Field(
+        default=None, description="why its launch was read back from its command line; null where its record tells"
+    )
+    file_note: str | None = Field(
+        default=None, description="how its files differ from those that it was loaded from; null where they do not"
+    )
     evidence: Evidence | None = Field(default=None, description="the weakest of the items on the card")
     memories: tuple[ExplainedMemoryView, ...]
     engine: tuple[EngineBufferView, ...] = Field(default=(), description="every buffer that the log has")

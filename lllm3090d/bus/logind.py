@@ -5,11 +5,12 @@ for it at most ``InhibitDelayMaxSec=`` (5 s unless its settings say otherwise) a
 sleep is being prepared nobody gets a new lock, so the next one is taken after the return.
 
 A machine without system bus or logind, such as a container, is no fault: nobody tells of sleep there, which
-:attr:`Logind.problem` says and one line in the log does.
+:attr:`Logind.problem` says and one line in the log does. Both are taken up when they come, and when they come back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import Any, Self
 
 from gi.repository import GLib
 
-from lllm3090d.bus.messages import Match, RemoteError, Signal, Target
+from lllm3090d.bus.messages import Match, RemoteError, Signal, Target, timed_out
 from lllm3090d.bus.thread import BusState, BusThread
 from lllm3090d.errors import ErrorCode, LlmError
 
@@ -32,6 +33,8 @@ PROPERTIES = Target(NAME, PATH, "org.freedesktop.DBus.Properties")
 WHO = "lllm3090d"
 DEFAULT_DELAY_S = 5.0  # InhibitDelayMaxSec= of logind
 CALL_TIMEOUT_S = 3.0
+# A logind that is there and does not answer is asked again, first and last pause.
+AGAIN_FIRST_S, AGAIN_LAST_S = 2.0, 60.0
 GRAPHICAL_TYPES = frozenset({"x11", "wayland", "mir"})
 
 
@@ -55,7 +58,7 @@ class Logind:
         delay_s: how long logind waits for a lock at most, as far as was known last.
     """
 
-    def __init__(self, bus: BusThread | None) -> None:
+    def __init__(self, bus: BusThread) -> None:
         self._bus = bus
         self._listener: Callable[[SleepNews], None] | None = None
         self._backlog: list[SleepNews] = []
@@ -64,6 +67,8 @@ class Logind:
         self._closed = False
         self._absence: LlmError | None = None
         self._refusal: LlmError | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._pause_s = AGAIN_FIRST_S
         self.delay_s = DEFAULT_DELAY_S
 
     @classmethod
@@ -74,13 +79,10 @@ class Logind:
             address: of the bus; None for the system bus.
         """
         bus = BusThread(address or system_bus_address())
-        try:
-            await bus.start()
-        except LlmError as error:
-            logind = cls(None)
-            logind._absent(error.message)
-            return logind
         logind = cls(bus)
+        missing = await bus.start_anyway()
+        if missing is not None:
+            logind._absent(missing.message)
         # Subscribed before asking: no signal falls between.
         await bus.subscribe(
             Match(NAME, MANAGER_INTERFACE, "PrepareForSleep", path=PATH), logind._on_prepare_for_sleep
@@ -112,7 +114,9 @@ class Logind:
 
     async def look(self) -> bool | None:
         """Ask whether a sleep is being prepared or under way; None where nobody can tell, which is said once."""
-        if self._bus is None:
+        if not self._bus.connected:
+            if self._absence is None:
+                self._absent("the system bus is lost")
             return None
         try:
             going = await _property(self._bus, "PreparingForSleep")
@@ -122,6 +126,7 @@ class Logind:
             return None
         except LlmError as error:
             self._absent(error.message)
+            self._ask_again(error)
             return None
         self.delay_s = int(delay_us) / 1e6
         self._present()
@@ -129,7 +134,7 @@ class Logind:
 
     async def graphical_session(self) -> bool | None:
         """Whether somebody's graphical session, or the greeter, is in front on a seat; None where nobody can tell."""
-        if self._bus is None or self._absence is not None:
+        if self._absence is not None:
             return None
         try:
             (sessions,) = await self._bus.method(MANAGER, "ListSessions", timeout_s=CALL_TIMEOUT_S)
@@ -141,8 +146,6 @@ class Logind:
 
     async def _is_in_front(self, path: str) -> bool:
         """Of one that has ended meanwhile: no. Raises LlmError BUS_UNAVAILABLE."""
-        if self._bus is None:
-            return False
         session = Target(NAME, path, "org.freedesktop.DBus.Properties")
         arguments = GLib.Variant("(s)", (NAME + ".Session",))
         try:
@@ -161,13 +164,17 @@ class Logind:
         Where logind refuses, :attr:`problem` says why: it will sleep without waiting, and still tell.
         """
         held = self._lock is not None and not self._doubted
-        if held or self._bus is None or await self.look() is None:
+        if held or await self.look() is None:
             return
         arguments = GLib.Variant("(ssss)", ("sleep", WHO, why, "delay"))
         try:
             files = await self._bus.method_for_files(MANAGER, "Inhibit", arguments, timeout_s=CALL_TIMEOUT_S)
-        except (RemoteError, LlmError) as error:
+        except RemoteError as error:
             self._refused(error.message)
+            return
+        except LlmError as error:
+            self._refused(error.message)
+            self._ask_again(error)
             return
         for file in files[1:]:
             os.close(file)
@@ -185,12 +192,26 @@ class Logind:
         if lock is not None:
             os.close(lock)
 
+    async def answers(self, limit_s: float) -> None:
+        """Return once our thread has answered, whatever logind and its bus do.
+
+        Raises:
+            LlmError: BUS_UNAVAILABLE when it does not within ``limit_s``.
+        """
+        await self._bus.answers(limit_s)
+
+    @property
+    def thread_id(self) -> int | None:
+        """Of our thread; None where it does not run."""
+        return self._bus.thread_id
+
     async def close(self) -> None:
         """Release the lock and listen no more."""
         self._closed = True
         self.release_lock()
-        if self._bus is not None:
-            await self._bus.close()
+        if self._again is not None:
+            self._again.cancel()
+        await self._bus.close()
 
     # --- what is wrong ---
 
@@ -207,7 +228,7 @@ class Logind:
     def _present(self) -> None:
         if self._absence is not None:
             log.info("logind answers")
-        self._absence = None
+        self._absence, self._pause_s = None, AGAIN_FIRST_S
 
     def _refused(self, why: str) -> None:
         said, self._refusal = (
@@ -218,6 +239,16 @@ class Logind:
             ),
         )
         _say_once(self._refusal, said)
+
+    def _ask_again(self, error: LlmError) -> None:
+        """One that is there and silent gives no signal of its return, unlike one that is not there."""
+        if timed_out(error) and not self._closed and self._again is None:
+            self._again = asyncio.get_running_loop().call_later(self._pause_s, self._ask_now)
+            self._pause_s = min(self._pause_s * 2, AGAIN_LAST_S)
+
+    def _ask_now(self) -> None:
+        self._again = None
+        self._away()
 
     # --- signals, all on the asyncio loop and in order ---
 
@@ -239,6 +270,8 @@ class Logind:
     def _on_bus_state(self, state: BusState) -> None:
         if state is BusState.BACK:
             self._away()
+        elif not self._closed:
+            self._absent("the system bus is lost")
 
     def _away(self) -> None:
         """logind was away; the listener takes another lock in place of the one that it may have forgotten."""

@@ -86,9 +86,16 @@ class Signal:
     arguments: tuple[Any, ...]
 
 
-def unavailable(message: str) -> LlmError:
-    """BUS_UNAVAILABLE with the usual hint."""
-    return LlmError(ErrorCode.BUS_UNAVAILABLE, message[0].upper() + message[1:] + ".", hint=UNREACHABLE_HINT)
+def unavailable(message: str, *, timed_out: bool = False) -> LlmError:
+    """BUS_UNAVAILABLE with the usual hint; ``timed_out`` where somebody is there and does not answer."""
+    text = message[0].upper() + message[1:] + "."
+    details = {"timed_out": True} if timed_out else {}
+    return LlmError(ErrorCode.BUS_UNAVAILABLE, text, hint=UNREACHABLE_HINT, **details)
+
+
+def timed_out(error: LlmError) -> bool:
+    """Whether a call was made and nobody answered, so that it may have been carried out or not."""
+    return error.code is ErrorCode.BUS_UNAVAILABLE and error.details.get("timed_out") is True
 
 
 def call_error(error: GLib.Error, what: str, timeout_s: float) -> Exception:
@@ -96,7 +103,7 @@ def call_error(error: GLib.Error, what: str, timeout_s: float) -> Exception:
     name = Gio.DBusError.get_remote_error(error)
     if name is None:
         if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT):
-            return unavailable(f"{what} was not answered within {timeout_s:g} s")
+            return unavailable(f"{what} was not answered within {timeout_s:g} s", timed_out=True)
         return unavailable(f"{what} could not be called: {error.message}")
     message = error.message.removeprefix(f"GDBus.Error:{name}: ")
     if name in _NOBODY_THERE:

@@ -7,7 +7,7 @@ test compares the table with a real manager. Times are microseconds (``...USec``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -26,11 +26,13 @@ class Property:
 
     Attributes:
         signature: D-Bus type of the value.
-        since: first systemd version that accepts it.
+        since: first systemd version that accepts it; what the oldest one accepts is sent to any.
+        optional: a start without it is better than none. A systemd that is built without seccomp does not know some.
     """
 
     signature: str
     since: int = OLDEST_SYSTEMD
+    optional: bool = False
 
 
 def _table() -> Mapping[str, Property]:
@@ -66,16 +68,6 @@ def _table() -> Mapping[str, Property]:
         "LimitCORE": "t",
         "LimitNOFILE": "t",
         "LimitMEMLOCK": "t",
-        # Hardening that has an effect in a user unit
-        "NoNewPrivileges": "b",
-        "LockPersonality": "b",
-        "RestrictRealtime": "b",
-        "RestrictSUIDSGID": "b",
-        "RestrictNamespaces": "t",  # mask of the kinds that stay allowed
-        "RestrictAddressFamilies": "(bas)",  # whether the list allows, list
-        "SystemCallArchitectures": "as",
-        "SystemCallFilter": "(bas)",
-        "SystemCallErrorNumber": "i",
         # Control group
         "MemoryAccounting": "b",
         "MemoryHigh": "t",
@@ -88,6 +80,18 @@ def _table() -> Mapping[str, Property]:
     }
     table = {name: Property(signature) for name, signature in signatures.items()}
     table["MemoryZSwapMax"] = Property("t", since=253)
+    hardening: dict[str, str] = {
+        "NoNewPrivileges": "b",
+        "LockPersonality": "b",
+        "RestrictRealtime": "b",
+        "RestrictSUIDSGID": "b",
+        "RestrictNamespaces": "t",  # mask of the kinds that stay allowed
+        "RestrictAddressFamilies": "(bas)",  # whether the list allows, list
+        "SystemCallArchitectures": "as",
+        "SystemCallFilter": "(bas)",
+        "SystemCallErrorNumber": "i",
+    }
+    table |= {name: Property(signature, optional=True) for name, signature in hardening.items()}
     return MappingProxyType(table)
 
 
@@ -106,15 +110,22 @@ class Encoded:
 
     Attributes:
         variants: (name, value) pairs for an ``a(sv)``.
-        dropped: names that this systemd is too old for.
+        dropped: names that this systemd is too old for, or does not know.
     """
 
     variants: tuple[tuple[str, GLib.Variant], ...]
     dropped: tuple[str, ...]
 
 
-def encode(properties: Mapping[str, PropertyValue], systemd_version: int) -> Encoded:
+def encode(
+    properties: Mapping[str, PropertyValue], systemd_version: int, unknown: Collection[str] = ()
+) -> Encoded:
     """Turn Python values into the variants that systemd takes.
+
+    Args:
+        properties: by name.
+        systemd_version: 0 where it is not known.
+        unknown: names that this systemd has refused.
 
     Raises:
         ValueError: a name that is not in the table, or a value that D-Bus or the type cannot hold.
@@ -127,7 +138,7 @@ def encode(properties: Mapping[str, PropertyValue], systemd_version: int) -> Enc
         if known is None:
             raise ValueError(f"{name} is not in the table of unit properties")
         variant = GLib.Variant(known.signature, _checked(known.signature, value, name))
-        if known.since > systemd_version:
+        if known.since > max(systemd_version, OLDEST_SYSTEMD) or name in unknown:
             dropped.append(name)
         else:
             variants.append((name, variant))

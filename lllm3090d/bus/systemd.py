@@ -12,15 +12,15 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 from gi.repository import GLib
 
 from lllm3090d.bus.jobs import Job, JobWaits
-from lllm3090d.bus.messages import Match, RemoteError, Signal, Target
+from lllm3090d.bus.messages import Match, RemoteError, Signal, Target, timed_out
 from lllm3090d.bus.properties import PropertyValue, encode
 from lllm3090d.bus.thread import BusState, BusThread
+from lllm3090d.bus.unit_errors import refused, unknown_property
 from lllm3090d.bus.unit_status import (
     UNIT_PATH_PREFIX,
     UnitStatus,
@@ -65,22 +65,6 @@ GREETING_TIMEOUT_S = 5.0
 RESUME_FIRST_S = 0.2
 RESUME_LAST_S = 5.0
 
-_REFUSAL_HINTS: Mapping[str, str] = MappingProxyType(
-    {
-        NAME + ".UnitExists": "Look at `systemctl --user status {name}`; a failed one is cleared by "
-        "`systemctl --user reset-failed {name}`.",
-        NAME + ".ShuttingDown": "The user's systemd is ending; log in anew.",
-        NAME + ".UnitMasked": "Unmask it: `systemctl --user unmask {name}`.",
-        "org.freedesktop.DBus.Error.PropertyReadOnly": "systemd {version} does not know that property; "
-        "please report it.",
-        "System.Error.ENXIO": "systemd {version} does not take the type of some property; please report it.",
-        "org.freedesktop.DBus.Error.LimitsExceeded": "The session bus is at a limit; close other programs.",
-    }
-)
-_REFUSAL_HINT = (
-    "Look at `journalctl --user -n 20` for what systemd says, and report it if it is our request."
-)
-
 
 class SystemdManager:
     """The user's service manager, and the services that match one pattern. Made by :meth:`connect`."""
@@ -93,8 +77,10 @@ class SystemdManager:
         self._watch = UnitWatch(pattern, self._tell)
         self._jobs = JobWaits()
         self._starting: set[str] = set()
+        self._unknown: set[str] = set()  # optional properties that this systemd has refused
         self._lost = False
         self._closed = False
+        self._greeted = False
         self._owner_came = asyncio.Event()
         self._resuming: asyncio.Task[None] | None = None
         self.version = ""
@@ -115,6 +101,7 @@ class SystemdManager:
         except BaseException:
             await manager.close()
             raise
+        manager._greeted = True
         return manager
 
     @property
@@ -157,17 +144,13 @@ class SystemdManager:
             LlmError: UNIT_REFUSED with what systemd said; BUS_UNAVAILABLE: the unit may exist or not.
             ValueError, TypeError: the properties are wrong, a programming error.
         """
-        encoded = encode(properties, self.version_number)
-        if encoded.dropped:
-            log.warning("%s: systemd %s does not know %s", name, self.version, ", ".join(encoded.dropped))
         if timeout_s is None:
             own = properties.get("TimeoutStartUSec")
             timeout_s = (own / 1e6 if isinstance(own, int) else DEFAULT_TIMEOUT_START_S) + JOB_MARGIN_S
         expected = self._watch.expect(name, properties)
         self._starting.add(name)
-        arguments = GLib.Variant("(ssa(sv)a(sa(sv)))", (name, "fail", encoded.variants, ()))
         try:
-            (path,) = await self._bus.method(MANAGER, "StartTransientUnit", arguments)
+            path = await self._start(name, properties)
         except RemoteError as error:
             if expected:
                 self._watch.forget((name,))
@@ -175,6 +158,25 @@ class SystemdManager:
         finally:
             self._starting.discard(name)
         return await self._wait(Job(path, name, starts=True), timeout_s)
+
+    async def _start(self, name: str, properties: Mapping[str, PropertyValue]) -> str:
+        """Path of the start job. What this systemd can be seen not to know is left out where it may be."""
+        while True:
+            encoded = encode(properties, self.version_number, self._unknown)
+            if encoded.dropped:
+                log.warning(
+                    "%s: systemd %s does not know %s", name, self.version, ", ".join(encoded.dropped)
+                )
+            arguments = GLib.Variant("(ssa(sv)a(sa(sv)))", (name, "fail", encoded.variants, ()))
+            try:
+                (path,) = await self._ask(MANAGER, "StartTransientUnit", arguments)
+            except RemoteError as error:
+                unknown = unknown_property(error)
+                if unknown is None or unknown in self._unknown or unknown not in properties:
+                    raise
+                self._unknown.add(unknown)  # a call that is refused leaves nothing behind
+            else:
+                return str(path)
 
     async def stop(self, name: str, timeout_s: float) -> UnitStatus | None:
         """Stop a unit and wait for it to end.
@@ -187,7 +189,7 @@ class SystemdManager:
             LlmError: STOP_FAILED when it has not ended within ``timeout_s``; BUS_UNAVAILABLE.
         """
         try:
-            (path,) = await self._bus.method(MANAGER, "StopUnit", GLib.Variant("(ss)", (name, "replace")))
+            (path,) = await self._ask(MANAGER, "StopUnit", GLib.Variant("(ss)", (name, "replace")))
         except RemoteError as error:
             if error.name == NO_SUCH_UNIT:
                 return None
@@ -246,7 +248,7 @@ class SystemdManager:
         known = self._watch.known - self._starting
         arguments = GLib.Variant("(asas)", ((), (self._pattern,)))
         try:
-            (rows,) = await self._bus.method(MANAGER, "ListUnitsByPatterns", arguments)
+            (rows,) = await self._ask(MANAGER, "ListUnitsByPatterns", arguments)
         except RemoteError as error:
             raise self._refused(self._pattern, error) from error
         listed = {row[0]: row[6] for row in rows}
@@ -275,7 +277,37 @@ class SystemdManager:
         """
         return tuple(await self._property(MANAGER_PROPERTIES, MANAGER_INTERFACE, "Environment"))
 
+    async def session(self) -> str:
+        """Tells this user manager from another one of the same boot, also after a daemon-reexec; "" if it does not say.
+
+        Raises:
+            LlmError: BUS_UNAVAILABLE.
+        """
+        try:
+            return str(
+                await self._property(MANAGER_PROPERTIES, MANAGER_INTERFACE, "UserspaceTimestampMonotonic")
+            )
+        except LlmError as error:
+            if error.code is not ErrorCode.UNIT_REFUSED:
+                raise
+            return ""
+
     # --- calls ---
+
+    async def _ask(
+        self, target: Target, member: str, arguments: GLib.Variant | None = None
+    ) -> tuple[Any, ...]:
+        """Call a method. A systemd, or bus, that does not answer counts as lost until it does.
+
+        Its signals cannot be relied on meanwhile, so that all states are read again afterwards.
+        """
+        try:
+            return await self._bus.method(target, member, arguments)
+        except LlmError as error:
+            if timed_out(error) and not self._lost and not self._closed and self._greeted:
+                self._gone()
+                self._resume()
+            raise
 
     async def _greet(self) -> None:
         """Subscribe. The first connection of all starts the bus, where systemd takes its name a moment later."""
@@ -296,7 +328,7 @@ class SystemdManager:
 
     async def _subscribe(self) -> None:
         try:
-            await self._bus.method(MANAGER, "Subscribe")
+            await self._ask(MANAGER, "Subscribe")
         except RemoteError as error:
             if error.name != ALREADY_SUBSCRIBED:
                 raise self._refused("Subscribe", error) from error
@@ -306,14 +338,14 @@ class SystemdManager:
 
     async def _property(self, target: Target, interface: str, name: str) -> Any:
         try:
-            (value,) = await self._bus.method(target, "Get", GLib.Variant("(ss)", (interface, name)))
+            (value,) = await self._ask(target, "Get", GLib.Variant("(ss)", (interface, name)))
         except RemoteError as error:
             raise self._refused(name, error) from error
         return value
 
     async def _unit_path(self, name: str) -> str | None:
         try:
-            (path,) = await self._bus.method(MANAGER, "GetUnit", GLib.Variant("(s)", (name,)))
+            (path,) = await self._ask(MANAGER, "GetUnit", GLib.Variant("(s)", (name,)))
         except RemoteError as error:
             if error.name == NO_SUCH_UNIT:
                 return None
@@ -324,8 +356,8 @@ class SystemdManager:
         target = Target(NAME, path, PROPERTIES_INTERFACE)
         try:
             (unit,), (service,) = await asyncio.gather(
-                self._bus.method(target, "GetAll", GLib.Variant("(s)", (UNIT_INTERFACE,))),
-                self._bus.method(target, "GetAll", GLib.Variant("(s)", (SERVICE_INTERFACE,))),
+                self._ask(target, "GetAll", GLib.Variant("(s)", (UNIT_INTERFACE,))),
+                self._ask(target, "GetAll", GLib.Variant("(s)", (SERVICE_INTERFACE,))),
             )
         except RemoteError as error:
             if error.name == UNKNOWN_OBJECT:
@@ -338,20 +370,13 @@ class SystemdManager:
 
     async def _tolerant(self, name: str, member: str, arguments: GLib.Variant) -> None:
         try:
-            await self._bus.method(MANAGER, member, arguments)
+            await self._ask(MANAGER, member, arguments)
         except RemoteError as error:
             if error.name not in {NO_SUCH_UNIT, NO_SUCH_PROCESS}:
                 raise self._refused(name, error) from error
 
     def _refused(self, name: str, error: RemoteError) -> LlmError:
-        hint = _REFUSAL_HINTS.get(error.name, _REFUSAL_HINT).format(name=name, version=self.version)
-        return LlmError(
-            ErrorCode.UNIT_REFUSED,
-            f"systemd refused {name}: {error.message}",
-            hint=hint,
-            unit=name,
-            dbus_error=error.name,
-        )
+        return refused(name, error, self.version)
 
     # --- jobs ---
 

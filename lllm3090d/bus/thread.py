@@ -32,6 +32,7 @@ Bus = Any  # pydbus.bus.Bus, which has no types
 
 RECONNECT_FIRST_S = 0.1
 RECONNECT_LAST_S = 5.0
+RECONNECT_ABSENT_S = 60.0  # to a bus that was never there, as in a container
 CONNECT_TIMEOUT_S = 5.0  # one attempt; also how long start() waits
 CALL_TIMEOUT_S = 10.0
 PING_TIMEOUT_S = 5.0
@@ -88,6 +89,8 @@ class BusThread:
         self._subscriptions: list[_Subscription] = []
         self._attempt: Gio.Cancellable | None = None
         self._backoff_s = RECONNECT_FIRST_S
+        self._longest_s = RECONNECT_LAST_S
+        self._stays = False
         self._closing = False
 
     @property
@@ -109,9 +112,26 @@ class BusThread:
         self._thread.start()
         try:
             await self._started
+        except LlmError:
+            if not self._stays:
+                await self.close()
+            raise
         except BaseException:
             await self.close()
             raise
+
+    async def start_anyway(self) -> LlmError | None:
+        """Start the thread, and go on trying where the bus is not there; state handlers are told when it is.
+
+        Returns:
+            BUS_UNAVAILABLE where it cannot be reached now.
+        """
+        self._stays, self._longest_s = True, RECONNECT_ABSENT_S
+        try:
+            await self.start()
+        except LlmError as error:
+            return error
+        return None
 
     async def close(self) -> None:
         """Close the connection, end the thread and join it; unanswered calls get BUS_UNAVAILABLE."""
@@ -153,6 +173,15 @@ class BusThread:
         except TimeoutError as error:
             raise unavailable(f"the bus thread did not answer within {timeout_s:g} s") from error
         return time.monotonic() - begin
+
+    async def answers(self, limit_s: float) -> None:
+        """Return once the thread has answered. Raises LlmError BUS_UNAVAILABLE when it does not within ``limit_s``."""
+        await self.ping(limit_s)
+
+    @property
+    def thread_id(self) -> int | None:
+        """Of the thread, as ``threading`` counts; None where it does not run."""
+        return self._thread.ident if self._thread is not None else None
 
     async def call(self, function: Callable[[Bus], T]) -> T:
         """Run ``function`` with the pydbus bus on the bus thread and return its result.
@@ -229,6 +258,17 @@ class BusThread:
         await future
 
     # --- between the threads ---
+
+    def soon(self, function: Callable[[Bus | None], None]) -> None:
+        """Run ``function`` on the bus thread, in the order of these calls, and wait for nothing.
+
+        It gets the pydbus bus, None while the bus is lost, and raises nothing.
+        """
+        self._invoke(lambda: function(self._bus))
+
+    def hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
+        """From the bus thread: run ``function`` on the asyncio loop, in the order of these calls."""
+        self._post(function, *arguments)
 
     def _expect(self) -> asyncio.Future[Any]:
         """A future that close() will not leave behind."""
@@ -314,10 +354,10 @@ class BusThread:
     def _bus_not_connected(self, first: bool, why: str) -> None:
         if first:
             self._post(self._first_connected, unavailable(f"no D-Bus at {self.address}: {why}"))
-        elif not self._closing:
-            log.debug("D-Bus is not back: %s", why)
+        if not self._closing and (self._stays or not first):
+            log.debug("D-Bus at %s is not there: %s", self.address, why)
             self._bus_after(self._backoff_s, lambda: self._bus_connect(first=False))
-            self._backoff_s = min(self._backoff_s * 2, RECONNECT_LAST_S)
+            self._backoff_s = min(self._backoff_s * 2, self._longest_s)
 
     def _bus_connected(self, first: bool, connection: Gio.DBusConnection) -> None:
         if self._closing:
@@ -326,20 +366,21 @@ class BusThread:
         connection.set_exit_on_close(False)
         connection.connect("closed", self._bus_closed)
         self._bus = connection.pydbus
-        self._backoff_s = RECONNECT_FIRST_S
+        self._backoff_s, self._longest_s = RECONNECT_FIRST_S, RECONNECT_LAST_S
         for subscription in self._subscriptions:
             self._bus_install(subscription)
         if first:
             self._post(self._first_connected, None)
         else:
-            log.info("D-Bus is back")
+            log.info("D-Bus is there", extra={"bus": self.address})
             self._post(self._changed, BusState.BACK)
 
     def _bus_closed(self, connection: Gio.DBusConnection, _: bool, error: GLib.Error | None) -> None:
         if self._closing or self._bus is None or self._bus.con is not connection:
             return
         self._bus = None
-        log.warning("D-Bus is lost: %s", error.message if error is not None else "connection closed")
+        why = error.message if error is not None else "connection closed"
+        log.warning("D-Bus is lost: %s", why, extra={"bus": self.address})
         self._post(self._changed, BusState.LOST)
         self._bus_after(self._backoff_s, lambda: self._bus_connect(first=False))
 

@@ -7,21 +7,27 @@ holds several checkpoints, and for files in the models directory itself, the fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lllm3090d.checkpoints.classify import LOADABLE, Digest, DraftMethod, Kind, digest, kind_by_name
 from lllm3090d.checkpoints.cursor import FileStamp, printable
 from lllm3090d.checkpoints.header import read_header
 from lllm3090d.checkpoints.pairing import Candidate, Pairing
+from lllm3090d.checkpoints.patience import LIMIT_S, HangsError, Patience
 from lllm3090d.checkpoints.resolve import resolve
 from lllm3090d.checkpoints.shards import Part, check_parts, complete_shards, shard_name
 from lllm3090d.checkpoints.walk import SUFFIX, DirectoryStamp, Folder, Skipped, Walk, unchanged, walk
 from lllm3090d.errors import ErrorCode, LlmError
 
 __all__ = ["Checkpoint", "Companion", "Headers", "Library", "Skipped", "Survey", "problem_of", "resolve"]
+
+
+T = TypeVar("T")
+HEADERS_AT_ONCE = 16  # after which a survey has got on
 
 
 class Headers(Protocol):
@@ -143,6 +149,7 @@ class Library:
         headers: where digests come from; None reads each file each time.
         changes: a number that is another one after anything below ``models_dir`` has changed, or None while
             nobody watches it. What a scan found is kept only while somebody does.
+        limit_s: how long a disk may do nothing, before it counts as gone.
     """
 
     def __init__(
@@ -151,12 +158,14 @@ class Library:
         aliases: Mapping[str, str],
         headers: Headers | None = None,
         changes: Callable[[], int | None] = lambda: None,
+        limit_s: float = LIMIT_S,
     ) -> None:
         self.models_dir = models_dir
         self.aliases = aliases
         self._headers = headers or PlainHeaders()
         self._changes = changes
         self._kept: tuple[int, Survey] | None = None
+        self._patience: Patience[Survey] = Patience(limit_s)
 
     def scan(self) -> tuple[Checkpoint, ...]:
         """The checkpoints, by name; empty when there are none.
@@ -168,11 +177,22 @@ class Library:
 
     def survey(self) -> Survey:
         """The checkpoints, their companions and what was left out. Raises as :meth:`scan`."""
+        try:
+            return self._patience.do(self._surveyed)
+        except HangsError as error:
+            raise LlmError(
+                ErrorCode.MODELS_DIR_UNREADABLE,
+                f"The models directory {printable(self.models_dir)} cannot be read: {error.strerror}.",
+                hint="See whether its disk or network mount is there (findmnt, journalctl -k); models that run go on.",
+                path=printable(self.models_dir),
+            ) from error
+
+    def _surveyed(self, get_on: Callable[[], None]) -> Survey:
         before = self._changes()
         kept = self._kept
         if kept is not None and kept[0] == before and _holds(kept[1]):
             return kept[1]
-        survey = self._look()
+        survey = self._look(get_on)
         # What changed during the scan may or may not be in it.
         self._kept = (before, survey) if before is not None and self._changes() == before else None
         return survey
@@ -181,10 +201,13 @@ class Library:
         """Find the checkpoint that is meant. Raises as :meth:`scan` and :func:`resolve`."""
         return resolve(name, self.scan(), self.aliases, models_dir=self.models_dir)
 
-    def _look(self) -> Survey:
-        found = walk(self.models_dir)
+    def _look(self, get_on: Callable[[], None]) -> Survey:
+        found = walk(self.models_dir, lambda _: get_on())
         files = {path: stamp for folder in found.folders for path, stamp in folder.files.items()}
-        digests = self._headers.digests(files)
+        digests: dict[Path, Digest | LlmError] = {}
+        for some in batched(files.items(), HEADERS_AT_ONCE):
+            digests |= self._headers.digests(dict(some))
+            get_on()
         if files:  # none at all is rather a disk that is not mounted than a library thrown away
             self._headers.prune(self.models_dir, files)
         groups = [group for folder in found.folders for group in _groups(folder, digests)]
@@ -199,6 +222,13 @@ class Library:
             tuple(found.directories),
             {path: files[path] for path in found.linked},
         )
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
+    """The items in order, so many together."""
+    iterator = iter(items)
+    while batch := tuple(islice(iterator, size)):
+        yield batch
 
 
 def _holds(survey: Survey) -> bool:

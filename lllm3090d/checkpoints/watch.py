@@ -22,6 +22,7 @@ from typing import NamedTuple
 from inotify_simple import INotify, flags
 
 from lllm3090d.checkpoints.cursor import printable
+from lllm3090d.checkpoints.patience import Patience
 from lllm3090d.checkpoints.walk import walk
 from lllm3090d.errors import ErrorCode, LlmError
 
@@ -31,6 +32,7 @@ QUIET_S = 0.5  # without a change, after which what changed is reported
 PATIENCE_S = 5.0  # after which it is reported although it still changes
 RETRY_S = 2.0  # after a failure, at the earliest; doubled with each
 RETRY_MOST_S = 300.0
+CLOSE_S = 2.0
 _BELOW = (
     flags.CREATE
     | flags.DELETE
@@ -111,6 +113,12 @@ class _Watching:
         return concerned
 
 
+def _take_down(setting_up: asyncio.Task[_Watching]) -> None:
+    """Of a watch that nobody wants any more, as soon as it is there."""
+    if not setting_up.cancelled() and setting_up.exception() is None:
+        setting_up.result().inotify.close()
+
+
 class LibraryWatch:
     """Watches one directory for the event loop it was started in.
 
@@ -131,6 +139,7 @@ class LibraryWatch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = asyncio.Event()
         self._problem: LlmError | None = None
+        self._patience: Patience[_Watching] = Patience()
 
     def generation(self) -> int | None:
         """Another number after each change; None while changes go on or nobody can watch. From any thread."""
@@ -234,21 +243,29 @@ class LibraryWatch:
 
     async def _set_up(self) -> _Watching:
         """Watch, off the loop; what a cancelled call still sets up is taken down. Raises OSError."""
-        setting_up = asyncio.create_task(asyncio.to_thread(self._watch_all))
+        setting_up = asyncio.create_task(
+            asyncio.to_thread(self._patience.do, self._watch_all, lambda late: late.inotify.close())
+        )
         try:
             return await asyncio.shield(setting_up)
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError):  # then nothing was set up
-                (await setting_up).inotify.close()
+            # Not waited for long: a disk that hangs must not keep the daemon from ending.
+            await asyncio.wait({setting_up}, timeout=CLOSE_S)
+            setting_up.add_done_callback(_take_down)
             raise
 
-    def _watch_all(self) -> _Watching:
+    def _watch_all(self, get_on: Callable[[], None]) -> _Watching:
         """Watch every directory. Raises OSError where that is not possible."""
         watching = _Watching()
+
+        def enter(path: Path) -> None:
+            get_on()
+            watching.watch_below(path)
+
         try:
             self._watch_above(watching)
             try:
-                walk(self.models_dir, watching.watch_below)
+                walk(self.models_dir, enter)
             except LlmError as error:
                 log.debug("nothing to watch yet", extra={"reason": error.message})
             if watching.failure is not None:

@@ -53,10 +53,19 @@ def driver(world: World, facts: Facts) -> Finding:
             return warn(
                 Check.DRIVER, f"{named}. {' '.join(problems)}", "Install a newer driver, then reboot."
             )
-        return ok(Check.DRIVER, f"{named}.")
+        return ok(Check.DRIVER, f"{named}.{_errors_told(found.xid_source)}")
     if facts.settings.card is CardChoice.CPU:
         return ok(Check.DRIVER, 'Host memory is managed, as the setting card = "cpu" asks.')
     return _unmanaged(world)
+
+
+def _errors_told(source: str | None) -> str:
+    """Who tells the daemon of errors of the card (Xid)."""
+    if source is None:
+        return ""
+    if source:
+        return f" Errors of it (Xid) are told by {source}."
+    return " Nobody tells of errors of it (Xid) as they happen; the journal is asked when an engine ends."
 
 
 def _unmanaged(world: World) -> Finding:
@@ -158,9 +167,11 @@ def engine(_world: World, facts: Facts) -> Finding:  # noqa: PLR0911  # one for 
             "See the line: vulkan",
         )
     if unseen:
+        why = capabilities.unaddressed_because
         return fail(
             Check.ENGINE,
-            f"{told} and lists {listed}; nothing tells which of them is {', '.join(unseen)}.",
+            f"{told} and lists {listed}; nothing tells which of them is {', '.join(unseen)}"
+            f"{f' (their PCI addresses are not known: {why})' if why else ''}.",
             "Look for variables that hide cards from it, such as CUDA_VISIBLE_DEVICES, or use a build for CUDA or ROCm,"
             " which takes cards by UUID.",
         )

@@ -8,6 +8,7 @@ from the shell of whoever asks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
@@ -33,8 +34,10 @@ from lllm3090d.doctor.surroundings import (
 )
 from lllm3090d.engines.builds import select
 from lllm3090d.engines.probe import probe
+from lllm3090d.engines.vulkan_probe import with_addresses
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.detect import open_cards
+from lllm3090d.gpus.xids import TellsErrors
 from lllm3090d.serving import journal_access
 from lllm3090d.settings import Settings, default_config_file, load_settings
 
@@ -42,6 +45,7 @@ T = TypeVar("T")
 CheckFunction = Callable[[World, Facts], Finding]
 
 ENGINE_LIMIT_S = 8.0  # each question to the engine; a CUDA build answers in about a second
+VULKAN_LIMIT_S = 3.0  # for the addresses of its devices, where it has several by Vulkan
 FACTS_LIMIT_S = 12.0  # cards and engine together; a driver that is in trouble may never answer
 CHECK_LIMIT_S = 10.0
 JOURNAL_LIMIT_S = 5.0
@@ -187,10 +191,14 @@ def find_cards(settings: Settings) -> CardsFound:
         readers = open_cards(settings.card)
     except LlmError as error:
         return CardsFound(problem=error)
-    found = tuple(reader.card for reader in readers)
+    found, source = tuple(reader.card for reader in readers), None
     for reader in readers:
+        if isinstance(reader, TellsErrors):
+            with contextlib.suppress(LlmError):  # a card that cannot be read has a line of its own
+                reader.read()
+            source = reader.errors().source
         reader.close()
-    return CardsFound(found)
+    return CardsFound(found, xid_source=source)
 
 
 def find_engine(settings: Settings) -> EngineFound:
@@ -198,7 +206,11 @@ def find_engine(settings: Settings) -> EngineFound:
     build = None
     try:
         build = select(settings).use()
-        return EngineFound(build, probe(build, time_limit_s=ENGINE_LIMIT_S))
+        capabilities = probe(build, time_limit_s=ENGINE_LIMIT_S)
+        return EngineFound(
+            build,
+            with_addresses(build, capabilities, helper_limit_s=VULKAN_LIMIT_S, time_limit_s=ENGINE_LIMIT_S),
+        )
     except LlmError as error:
         return EngineFound(build, None, error)
 

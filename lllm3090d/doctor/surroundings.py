@@ -68,10 +68,17 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class CardsFound:
-    """The cards that the daemon would manage, or why there are none to be had."""
+    """The cards that the daemon would manage, or why there are none to be had.
+
+    Attributes:
+        cards: those.
+        problem: why there are none.
+        xid_source: who tells of errors of NVIDIA's; empty where nobody does, None where there is none of them.
+    """
 
     cards: tuple[Card, ...] = ()
     problem: LlmError | None = None
+    xid_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from lllm3090d.doctor.findings import Check, Finding, fail, ok, warn
 from lllm3090d.doctor.surroundings import Facts, World
 from lllm3090d.engines.capabilities import Backend
-from lllm3090d.engines.visibility import identified
+from lllm3090d.engines.visibility import addressed, identified
 from lllm3090d.gpus.readings import CardKind
 
 LIBRARY_PLACES = (
@@ -46,7 +46,11 @@ def vulkan(world: World, facts: Facts) -> Finding:
         why = f"the engine computes on {backend}" if cards else "no card is managed"
         return ok(Check.VULKAN, f"Not needed: {why}.")
     told = facts.engine.capabilities if facts.engine else None
-    if told and backend is Backend.VULKAN and all(identified(told, cards, card) for card in cards):
+    if (
+        told
+        and backend is Backend.VULKAN
+        and all(addressed(told, cards, card) or identified(told, cards, card) for card in cards)
+    ):
         return ok(Check.VULKAN, "The engine finds the card through Vulkan.")
     severe = fail if backend is Backend.VULKAN else warn
     if not _library(world, facts, LOADER):

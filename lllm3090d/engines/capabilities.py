@@ -109,6 +109,23 @@ class ListedDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressedDevice:
+    """A device that is told by its place on the PCI bus.
+
+    Attributes:
+        index: by which a variable of the backend chooses it (``GGML_VK_VISIBLE_DEVICES``).
+        pci_address: such as ``0000:01:00.0``.
+        name: the product's.
+        total_bytes: of its memory.
+    """
+
+    index: int
+    pci_address: str
+    name: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """The answers of a build.
 
@@ -124,6 +141,8 @@ class Capabilities:
         virtual_memory: its CUDA devices have virtual memory; None where it did not say.
         listed: the devices with what is said of them.
         device_environment: variables that hide or choose devices, name and value, with which they were listed.
+        addressed: the devices by PCI address, as this build was seen to take their indices; of Vulkan only.
+        unaddressed_because: why there are none though they were looked for; empty where they were not, or are there.
     """
 
     version: str
@@ -137,6 +156,8 @@ class Capabilities:
     virtual_memory: bool | None = None
     listed: tuple[ListedDevice, ...] = ()
     device_environment: tuple[tuple[str, str], ...] = ()
+    addressed: tuple[AddressedDevice, ...] = ()
+    unaddressed_because: str = ""
 
     def option(self, name: str) -> Option | None:
         """The option with that spelling; None where the build has none."""

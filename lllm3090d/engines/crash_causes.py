@@ -35,6 +35,7 @@ class CrashCause(enum.StrEnum):
     SOCKET_TROUBLE = "socket_trouble"
     SETUP_FAILED = "setup_failed"
     ENGINE_FAULT = "engine_fault"
+    HUNG = "hung"
     UNKNOWN = "unknown"
 
 
@@ -46,6 +47,7 @@ class Retry(enum.Enum):
 
     NEVER = enum.auto()
     SMALLER_ONCE = enum.auto()  # once, with the plan that the calibration makes of it
+    ONCE = enum.auto()
     YES = enum.auto()
 
 
@@ -137,6 +139,12 @@ KINDS: Mapping[CrashCause, CauseKind] = MappingProxyType(
             "If it happens again, try another build of the engine, and report the last lines to its makers.",
             Retry.YES,
         ),
+        # Not told by how it ended: whoever watches it has stopped it.
+        C.HUNG: CauseKind(
+            "hung: it was at work and got nowhere",
+            "See the kernel's messages (journalctl -k); if it happens again, try another build of the engine.",
+            Retry.ONCE,
+        ),
         C.UNKNOWN: CauseKind(
             "ended for a reason that is not known",
             "See its last lines.",
@@ -167,10 +175,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The cause, and the line that tells it; None where none does."""
+    """The cause, the line that tells it, and what the card reported of it; None where none does."""
 
     cause: CrashCause
     line: str | None = None
+    reported: str | None = None
 
     @property
     def kind(self) -> CauseKind:
@@ -327,15 +336,20 @@ _SETUP = frozenset(range(200, 246))
 _NOT_FOUND = frozenset({126, 127})  # the loader's, and a shell's
 
 
-def classify(ending: Ending, lines: Sequence[str] = ()) -> Finding:
+def classify(ending: Ending, lines: Sequence[str] = (), reported: str | None = None) -> Finding:
     """Find the cause of an end.
 
     Args:
         ending: what systemd says.
         lines: the last ones of the engine, oldest first; more than :data:`LINES_OF_INTEREST` are cut to the last.
+        reported: an error that the card has reported just before, of the engine's process or of the whole card. It
+            explains what looks like a fault of the engine's own, and nothing that has an explanation.
     """
     recent = _since_overcome(lines[-LINES_OF_INTEREST:])
-    return _by_system(ending) or _by_lines(recent, ending.on_card) or _by_status(ending)
+    found = _by_system(ending) or _by_lines(recent, ending.on_card) or _by_status(ending)
+    if reported is not None and found.cause in {C.ENGINE_FAULT, C.UNKNOWN}:
+        return Finding(C.DEVICE_LOST, found.line, reported)
+    return found
 
 
 def ran_out_of_device_memory(lines: Iterable[str]) -> str | None:

@@ -1,14 +1,16 @@
 """Answers of builds that were asked before, in memory and in SQLite, so that a restarted daemon asks nothing.
 
 What a build says of itself is valid while its files are the same; its list of devices also depends on the
-machine, so that one is asked anew after each boot.
+machine, so that one is asked anew after each boot, and when graphics cards come or go.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -19,15 +21,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lllm3090d.engines.binaries import Stamp, fingerprint, has_gpu_library
-from lllm3090d.engines.capabilities import Backend, Build, Capabilities
+from lllm3090d.engines.capabilities import AddressedDevice, Backend, Build, Capabilities
 from lllm3090d.engines.probe import TIME_LIMIT_S, Texts, ask, ask_devices, capabilities_of
 from lllm3090d.engines.visibility import DEVICE_VARIABLES
+from lllm3090d.engines.vulkan_probe import with_addresses
 from lllm3090d.errors import LlmError
 from lllm3090d.store import Store
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Graphics cards as the kernel shows them; NVIDIA's driver may do without DRM.
+DRM_CLASS = Path("/sys/class/drm")
+NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
+_DRM_NODE = re.compile(r"(?:card|renderD)\d+")
 # A build for a GPU that sees none may do so later, when a driver has been loaded.
 NO_DEVICE_RETRY_S = 60.0
+# Which device is at which address costs two programs to ask; without it they are told apart by name.
+ADDRESS_RETRY_S = 600.0
 # A failure is remembered where finding it again would be slow; one that comes at once may as well be found anew, and
 # is gone as soon as its cause is.
 SLOW_FAILURE_S = 1.0
@@ -36,15 +45,16 @@ MOST_ASKED_AT_ONCE = 8  # of those that are asked ahead
 
 _SELECT_TEXTS = "SELECT body FROM engine_answers WHERE server = ? AND fingerprint = ?"
 _SELECT_DEVICES = (
-    "SELECT devices FROM engine_devices WHERE server = ? AND fingerprint = ? AND surroundings = ?"
+    "SELECT devices, addressed FROM engine_devices WHERE server = ? AND fingerprint = ? AND surroundings = ?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is remembered of a build with these files."""
+    """What is remembered of a build with these files, its devices in these surroundings."""
 
     files: tuple[Stamp, ...]
+    around: str
     texts: Texts
     capabilities: Capabilities | None = None
     until_s: float = float("inf")  # monotonic
@@ -146,7 +156,8 @@ class ProbeCache:
     def _remembered(self, build: Build, files: tuple[Stamp, ...], *, again: bool) -> Capabilities | None:
         now_s = self._clock()
         known = self._known.get(build.server)
-        if known is not None and known.files == files and known.capabilities is not None:
+        is_same = known is not None and known.files == files and known.around == surroundings(os.environ)
+        if known is not None and is_same and known.capabilities is not None:
             is_sure = known.capabilities.backend is not Backend.UNKNOWN
             if now_s < known.until_s and (is_sure or not again):
                 return known.capabilities
@@ -168,15 +179,20 @@ class ProbeCache:
         """From the store what it has, the rest from the build."""
         key, around = _digest(files), surroundings(os.environ)
         texts = texts or self._stored_texts(build, key)
-        devices = self._stored_devices(build, key, around) if texts else None
+        devices, addressed = self._stored_devices(build, key, around) if texts else (None, ())
         fresh_texts, fresh_devices = texts is None, devices is None
         if texts is None:
             texts, devices = ask(build, time_limit_s=self._time_limit_s)
         elif devices is None:
             devices = ask_devices(build, time_limit_s=self._time_limit_s)
         hidden_by = tuple((name, os.environ[name]) for name in DEVICE_VARIABLES if name in os.environ)
-        found = replace(capabilities_of(build, texts, devices), device_environment=hidden_by)
-        if (fresh_texts or fresh_devices) and fingerprint(build) != files:
+        found = replace(
+            capabilities_of(build, texts, devices), device_environment=hidden_by, addressed=addressed
+        )
+        if not addressed:
+            found = with_addresses(build, found, time_limit_s=self._time_limit_s)
+        is_news = fresh_devices or found.addressed != addressed
+        if (fresh_texts or is_news) and fingerprint(build) != files:
             # Exchanged while it was asked: the answer may be of either build, so it is not kept.
             with self._lock:
                 self._known.pop(build.server, None)
@@ -188,21 +204,25 @@ class ProbeCache:
             until_s = self._clock() + FAILURE_KEPT_S
         elif may_change:
             until_s = self._clock() + NO_DEVICE_RETRY_S
+        elif found.unaddressed_because:
+            until_s = self._clock() + ADDRESS_RETRY_S
         is_kept = is_sure or self._is_slow(began_s)
         with self._lock:
-            self._known[build.server] = _Known(files, texts, found if is_kept else None, until_s)
+            self._known[build.server] = _Known(files, around, texts, found if is_kept else None, until_s)
         self._write(build, key, texts if fresh_texts else None)
-        if fresh_devices and devices is not None and is_sure and not may_change:
-            self._write_devices(build, key, around, devices)
+        if is_news and devices is not None and is_sure and not may_change:
+            self._write_devices(build, key, around, devices, found.addressed)
         return found
 
     def _stored_texts(self, build: Build, key: str) -> Texts | None:
         rows = self._store().rows(_SELECT_TEXTS, (_path(build), key)) if self._store else []
         return unpack(rows[0][0]) if rows else None
 
-    def _stored_devices(self, build: Build, key: str, around: str) -> str | None:
+    def _stored_devices(
+        self, build: Build, key: str, around: str
+    ) -> tuple[str | None, tuple[AddressedDevice, ...]]:
         rows = self._store().rows(_SELECT_DEVICES, (_path(build), key, around)) if self._store else []
-        return str(rows[0][0]) if rows else None
+        return (str(rows[0][0]), unpack_addressed(rows[0][1])) if rows else (None, ())
 
     def _write(self, build: Build, key: str, texts: Texts | None) -> None:
         if self._store is None or texts is None:
@@ -215,21 +235,30 @@ class ProbeCache:
 
         self._store().change(write)
 
-    def _write_devices(self, build: Build, key: str, around: str, devices: str) -> None:
+    def _write_devices(
+        self, build: Build, key: str, around: str, devices: str, addressed: tuple[AddressedDevice, ...]
+    ) -> None:
         if self._store is None:
             return
-        row = (_path(build), key, around, devices)
-        statement = "INSERT OR REPLACE INTO engine_devices VALUES (?, ?, ?, ?)"
+        row = (_path(build), key, around, devices, pack_addressed(addressed))
+        statement = "INSERT OR REPLACE INTO engine_devices VALUES (?, ?, ?, ?, ?)"
         self._store().change(lambda connection: connection.execute(statement, row))
 
 
 def surroundings(environment: Mapping[str, str]) -> str:
-    """Digest of what a list of devices depends on beside the build: this boot, and variables that hide devices."""
+    """Digest of what a list of devices depends on beside the build.
+
+    This boot, variables that hide devices, and the graphics cards that are there: one that comes or goes moves others.
+    """
     try:
         boot = BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         boot = str(os.getpid())  # cannot be told apart, so the list is good for this daemon alone
     values = [boot, *(environment.get(name, "") for name in (*DEVICE_VARIABLES, "LD_LIBRARY_PATH"))]
+    values += [
+        f"{node.name} {node.resolve()}" for node in _entries(DRM_CLASS) if _DRM_NODE.fullmatch(node.name)
+    ]
+    values += [card.name for card in _entries(NVIDIA_CARDS)]
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
@@ -253,6 +282,30 @@ def unpack(body: bytes) -> Texts | None:
     except (zlib.error, ValueError, TypeError):
         return None
     return Texts(str(version), str(usage), path, str(dry_run_usage))
+
+
+def pack_addressed(devices: tuple[AddressedDevice, ...]) -> str | None:
+    """The devices as they are stored; None for none."""
+    return json.dumps([dataclasses.astuple(device) for device in devices]) if devices else None
+
+
+def unpack_addressed(body: str | None) -> tuple[AddressedDevice, ...]:
+    """What :func:`pack_addressed` made; none for anything else, which is then asked again."""
+    try:
+        rows = [] if body is None else json.loads(body)
+        made = tuple(
+            AddressedDevice(int(index), str(at), str(name), int(size)) for index, at, name, size in rows
+        )
+    except (ValueError, TypeError):
+        return ()
+    return made
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []  # no such driver
 
 
 def _path(build: Build) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lllm3090d.engines.builds import library_environment
 from lllm3090d.engines.capabilities import Build
+from lllm3090d.engines.confidential import is_confidential
 from lllm3090d.errors import ErrorCode, LlmError
 
 LAST_LINES = 12
@@ -72,8 +73,12 @@ class Answer:
 
 
 def clean_environment(build: Build, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a program of the build is run with: its libraries first, nothing that changes its defaults."""
-    environment = {name: value for name, value in inherited.items() if not name.startswith(REMOVED_PREFIXES)}
+    """What a program of the build is run with: its libraries first, nothing secret or that changes its defaults."""
+    environment = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(REMOVED_PREFIXES) and not is_confidential(name)
+    }
     environment.pop("LD_LIBRARY_PATH", None)
     environment.update(library_environment(build, inherited))
     environment.update(FIXED_ENVIRONMENT)

@@ -1,9 +1,10 @@
 """Which cards an engine may see, and by which names it then knows them. Pure.
 
 CUDA and ROCm take cards by UUID, hide all others, and number those that are left in the order given: the launch is on
-its cards or does not start. Vulkan and SYCL have indices only, and ``--list-devices`` prints neither an index of the
-driver (its own list leaves out what is no graphics card) nor a PCI address. There a launch is kept to the devices that
-it names with ``--device``, and which device is which card must follow from name and size of its memory: where two
+its cards or does not start. Vulkan takes the loader's indices in the same way; which of them is at a card's PCI address
+is known where :mod:`lllm3090d.engines.vulkan_probe` has found it. Elsewhere, and with SYCL, a launch is kept to the
+devices that it names with ``--device``: ``--list-devices`` prints neither indices (its own list leaves out what is no
+graphics card) nor addresses, so which device is which card must follow from name and size of its memory. Where two
 cards are equal it does not, and nothing is guessed.
 """
 
@@ -13,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lllm3090d.engines.capabilities import Backend, Capabilities, ListedDevice
+from lllm3090d.engines.capabilities import AddressedDevice, Backend, Capabilities, ListedDevice
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardKind
 from lllm3090d.planning.units import MIB
@@ -25,13 +26,19 @@ DEVICE_PREFIXES = {
     Backend.VULKAN: "Vulkan",
     Backend.SYCL: "SYCL",
 }
-# Variables by which drivers and backends hide or choose devices.
+VULKAN_INDICES = "GGML_VK_VISIBLE_DEVICES"
+# Variables by which drivers, loaders and backends hide, choose or order devices.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
-    "GGML_VK_VISIBLE_DEVICES",
+    VULKAN_INDICES,
     "VK_DRIVER_FILES",
     "VK_ICD_FILENAMES",
+    "VK_ADD_DRIVER_FILES",
+    "VK_LOADER_DRIVERS_SELECT",
+    "VK_LOADER_DRIVERS_DISABLE",
+    "VK_LOADER_DISABLE_SELECT",
+    "DRI_PRIME",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "ONEAPI_DEVICE_SELECTOR",
@@ -84,7 +91,11 @@ def sight(capabilities: Capabilities, cards: Sequence[Card], chosen: Sequence[Ca
     if variables:
         if len(listed) < len(chosen):
             raise _too_few(listed, chosen)
-        return Sight(tuple(f"{prefix}{index}" for index in range(len(chosen))), variables)
+        return Sight(_numbered(prefix, chosen), variables)
+    at = [addressed(capabilities, cards, card) for card in chosen]
+    indices = [device.index for device in at if device is not None]
+    if len(indices) == len(chosen):
+        return Sight(_numbered(prefix, chosen), _by_index(capabilities, indices))
     found = [identified(capabilities, cards, card) for card in chosen]
     names = tuple(device.name for device in found if device is not None)
     if len(names) == len(chosen):
@@ -92,7 +103,7 @@ def sight(capabilities: Capabilities, cards: Sequence[Card], chosen: Sequence[Ca
         return Sight(names, capabilities.device_environment)
     if len(cards) == 1:
         return None  # the others are none of ours, and the engine leaves out what is no card of its own
-    raise _unknown(listed, chosen[found.index(None)])
+    raise _unknown(capabilities, listed, chosen[found.index(None)])
 
 
 def variables(seen: Sight | None) -> tuple[str, ...]:
@@ -109,6 +120,14 @@ def can_be_kept_to(capabilities: Capabilities, cards: Sequence[Card], card: Card
     return True
 
 
+def addressed(capabilities: Capabilities, cards: Sequence[Card], card: Card) -> AddressedDevice | None:
+    """The device at the card's PCI address; None where none is known, or where what is there has another size."""
+    if not card.pci_address or sum(other.pci_address == card.pci_address for other in cards) > 1:
+        return None
+    at = [device for device in capabilities.addressed if device.pci_address == card.pci_address]
+    return at[0] if len(at) == 1 and _is_as_large(at[0].total_bytes, card) else None
+
+
 def identified(capabilities: Capabilities, cards: Sequence[Card], card: Card) -> ListedDevice | None:
     """The device that is this card; None where none is, or where another card could be it, or another device."""
     prefix = DEVICE_PREFIXES.get(capabilities.backend)
@@ -122,6 +141,18 @@ def identified(capabilities: Capabilities, cards: Sequence[Card], card: Card) ->
 
 def _of_backend(capabilities: Capabilities, prefix: str) -> tuple[ListedDevice, ...]:
     return tuple(device for device in capabilities.listed if device.name.rstrip("0123456789") == prefix)
+
+
+def _numbered(prefix: str, chosen: Sequence[Card]) -> tuple[str, ...]:
+    """The names of cards that are all an engine may see."""
+    return tuple(f"{prefix}{index}" for index in range(len(chosen)))
+
+
+def _by_index(capabilities: Capabilities, indices: Sequence[int]) -> tuple[tuple[str, str], ...]:
+    """Variables that show an engine the devices with these indices alone."""
+    # Indices mean the same only among the drivers that the loader found when they were asked for.
+    others = [each for each in capabilities.device_environment if each[0] != VULKAN_INDICES]
+    return tuple(sorted([*others, (VULKAN_INDICES, ",".join(map(str, indices)))]))
 
 
 def _by_uuid(backend: Backend, chosen: Sequence[Card]) -> tuple[tuple[str, str], ...]:
@@ -142,8 +173,12 @@ def _could_be(device: ListedDevice, card: Card) -> bool:
     words, wanted = _words(device.description), _words(card.name)
     numbers = {word for word in wanted if not word.isalpha()}
     alike = bool(numbers & words) if numbers else bool(wanted) and wanted <= words
-    apart = abs(device.total_bytes - card.total_bytes)
-    return alike and (card.total_bytes == 0 or apart <= SIZE_TOLERANCE * card.total_bytes)
+    return alike and _is_as_large(device.total_bytes, card)
+
+
+def _is_as_large(total_bytes: int, card: Card) -> bool:
+    apart = abs(total_bytes - card.total_bytes)
+    return card.total_bytes == 0 or apart <= SIZE_TOLERANCE * card.total_bytes
 
 
 def _words(name: str) -> frozenset[str]:
@@ -161,7 +196,7 @@ def _too_few(listed: Sequence[ListedDevice], chosen: Sequence[Card]) -> LlmError
     )
 
 
-def _unknown(listed: Sequence[ListedDevice], card: Card) -> LlmError:
+def _unknown(capabilities: Capabilities, listed: Sequence[ListedDevice], card: Card) -> LlmError:
     seen = ", ".join(
         f"{device.name} ({device.description}, {device.total_bytes // MIB} MiB)" for device in listed
     )
@@ -172,10 +207,18 @@ def _unknown(listed: Sequence[ListedDevice], card: Card) -> LlmError:
         else "Use a build that lists each card under a name of its own."
     )
     where = f" at {card.pci_address}" if card.pci_address else ""
+    reason = capabilities.unaddressed_because
+    if reason:
+        why = f" Their PCI addresses are not known: {reason}."
+    elif capabilities.addressed:
+        there = ", ".join(device.pci_address for device in capabilities.addressed)
+        why = f" Those it can use are at {there}."
+    else:
+        why = ""
     return LlmError(
         ErrorCode.ENGINE_UNUSABLE,
         f"Nothing tells which of the engine's devices is the {card.name}{where}: it lists {seen or 'none'}."
-        " A launch on a guess could fill another card.",
+        f"{why} A launch on a guess could fill another card.",
         hint=remedy,
         devices=[device.name for device in listed],
         card=card.uuid,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardReader, MemoryReading
+from lllm3090d.gpus.xids import CardErrors, TellsErrors
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +40,8 @@ class BoundedReader:
         self._executor = ThreadPoolExecutor(1, "card")
         self._open: Future[MemoryReading] | None = None
         self._asked_s = 0.0
+        self._errors: deque[CardErrors] = deque()  # put in by the thread, taken out by whoever asks
+        self._last_errors = CardErrors()
         self._is_closed = False
 
     @property
@@ -51,11 +56,27 @@ class BoundedReader:
         if self._is_closed:
             return self._reader.read()  # which says so
         self._asked_s = time.monotonic()
-        self._open = self._executor.submit(self._reader.read)
+        self._open = self._executor.submit(self._ask)
         try:
             return self._open.result(self._limit_s)
         except TimeoutError:
             raise self._hangs() from None
+
+    def errors(self) -> CardErrors:
+        """What the driver had reported when it was read last, and nobody has asked for yet. Never waits."""
+        told = replace(self._last_errors, xids=())
+        while self._errors:
+            told = told.then(self._errors.popleft())
+        self._last_errors = told
+        return told
+
+    def _ask(self) -> MemoryReading:
+        """On the thread: the reading, and with it, also with one that fails, what else the driver reports."""
+        try:
+            return self._reader.read()
+        finally:
+            if isinstance(self._reader, TellsErrors):
+                self._errors.append(self._reader.errors())
 
     def close(self) -> None:
         """Release the driver's library; one that hangs is left as it is."""

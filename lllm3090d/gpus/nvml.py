@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.kernel_messages import KernelMessages
 from lllm3090d.gpus.readings import (
     Card,
     CardKind,
@@ -28,6 +29,8 @@ from lllm3090d.gpus.readings import (
     PcieLink,
     normal_pci_address,
 )
+from lllm3090d.gpus.xid_events import XidEvents
+from lllm3090d.gpus.xids import CardErrors, Xid, xids_in
 from lllm3090d.planning.units import MIB
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,9 @@ TOLERANCE_BYTES = 64 * MIB
 MIN_DRIVER_VERSION = 550
 # Between two attempts to initialise the library again: with a lost card each may take long.
 RESTART_PAUSE_S = 5.0
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of drivers since 570.
+RECOVERY_ACTION_FIELD = 230
+ACTION_EVERY_S = 2.0  # the driver is asked for it anew; and with each error
 SEE = "See what nvidia-smi says, and journalctl -k --grep 'NVRM|Xid'"
 
 
@@ -153,6 +159,9 @@ class _Session:
         self._open = False
         self._restarted_s: float | None = None
         self._failure: Exception | None = None  # of the last attempt to initialise
+        self.events = XidEvents(pynvml)
+        self._kernel: KernelMessages | None = None  # where NVML does not tell of errors
+        self._kernel_xids: dict[str, list[Xid]] = {}  # by PCI address, not taken yet
 
     def start(self) -> None:
         """Initialise. Raises NVMLError."""
@@ -169,6 +178,7 @@ class _Session:
         """Shut down. Raises NVMLError."""
         if self._open:
             self._open = False
+            self.events.end()
             self.nvml.nvmlShutdown()
 
     def restart(self) -> None:
@@ -189,10 +199,25 @@ class _Session:
         """One reader fewer; the last one shuts down. Raises LlmError CARD_UNREADABLE."""
         self.users -= 1
         if self.users == 0:
+            if self._kernel is not None:
+                self._kernel.close()
             try:
                 self.stop()
             except self.nvml.NVMLError as error:
                 raise self.unreadable("the driver's library could not be closed", error) from error
+
+    def kernel(self) -> KernelMessages:
+        """The kernel's messages from the first call on."""
+        if self._kernel is None:
+            self._kernel = KernelMessages()
+        return self._kernel
+
+    def kernel_xids(self, address: str) -> tuple[Xid, ...]:
+        """Errors of a card that the kernel has told since the last call."""
+        for where, xid in xids_in(self.kernel().new()):
+            self._kernel_xids.setdefault(where, []).append(xid)
+        # The driver names the card, not the function on it.
+        return tuple(self._kernel_xids.pop(address.partition(".")[0] + ".0", ()))
 
     def lost(self, error: Any) -> bool:
         """The library has to be initialised again before this card can be read."""
@@ -244,6 +269,11 @@ class NvmlReader:
         self._handle: Any = None
         self._handle_generation = 0
         self._lost_generation: int | None = None  # in which the library lost the card
+        self._followed_generation = 0  # in which the library was asked to tell of errors
+        self._returns = 0
+        self._action: int | None = None  # that the driver asked for last, and when it was asked
+        self._action_s = float("-inf")
+        self._is_away = False
         self._closed = False
 
     @property
@@ -261,10 +291,15 @@ class NvmlReader:
                 handle = self._acquire()
                 total, reserved, used, free = self._memory(handle)
                 processes, known = self._processes(handle)
+                busy_percent, memory_busy_percent = self._utilisation(handle)
             except session.nvml.NVMLError as error:
                 self._handle = None
                 self._lost_generation = session.generation if session.lost(error) else None
+                self._is_away = self._is_away or self._lost_generation is not None
                 raise session.unreadable(f"{self._card.name} could not be read", error) from error
+        if self._is_away:
+            self._is_away = False
+            self._returns += 1
         self._check(total, reserved, used, free, processes)
         if not self._card.total_bytes:
             self._card = dataclasses.replace(self._card, total_bytes=total)
@@ -276,7 +311,36 @@ class NvmlReader:
             free_bytes=free,
             processes=processes,
             processes_known=known,
+            busy_percent=busy_percent,
+            memory_busy_percent=memory_busy_percent,
         )
+
+    def errors(self) -> CardErrors:
+        """What the driver has reported since the last call; to be asked after :meth:`read`."""
+        session = self._session
+        with session.lock:
+            if self._closed:
+                return CardErrors(returns=self._returns)
+            xids = session.events.take(self._card.uuid)
+            source = "NVML"
+            if session.events.problem(self._card.uuid):
+                xids += session.kernel_xids(self._card.pci_address)
+                source = "" if session.kernel().problem else "the kernel's messages"
+            now_s = time.monotonic()
+            if xids or now_s - self._action_s >= ACTION_EVERY_S:
+                self._action, self._action_s = self._recovery_action(), now_s
+            return CardErrors(xids, self._action, self._returns, source)
+
+    def _recovery_action(self) -> int | None:
+        nvml = self._session.nvml
+        if self._handle is None:
+            return None
+        try:
+            (value,) = nvml.nvmlDeviceGetFieldValues(self._handle, [RECOVERY_ACTION_FIELD])
+        except nvml.NVMLError as error:
+            log.debug("the driver does not tell what it asks for", extra={"reason": str(error)})
+            return None
+        return int(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS else None
 
     def close(self) -> None:
         """Further reads fail; the last reader shuts NVML down. May be called again. Raises LlmError CARD_UNREADABLE."""
@@ -299,6 +363,9 @@ class NvmlReader:
                     f"Undivide it: sudo nvidia-smi -i {self._card.uuid} -mig 0",
                 )
             self._handle, self._handle_generation = handle, session.generation
+            if self._followed_generation != session.generation:
+                self._followed_generation = session.generation
+                session.events.register(handle, self._card.uuid)
         return self._handle
 
     def _is_in_parts(self, handle: Any) -> bool:
@@ -322,6 +389,16 @@ class NvmlReader:
             info = nvml.nvmlDeviceGetMemoryInfo(handle)
             return int(info.total), None, int(info.used), int(info.free)
         return int(info.total), int(info.reserved), int(info.used), int(info.free)
+
+    def _utilisation(self, handle: Any) -> tuple[int | None, int | None]:
+        """How busy it and its memory are, percent; unknown where that fails: no admission rests on it."""
+        nvml = self._session.nvml
+        try:
+            rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+        except nvml.NVMLError as error:
+            log.debug("the driver does not tell how busy the card is", extra={"reason": str(error)})
+            return None, None
+        return int(rates.gpu), int(rates.memory)
 
     def _processes(self, handle: Any) -> tuple[tuple[CardProcess, ...], bool]:
         """Compute and graphics processes, one row a pid; and whether the driver tells (WSL does not)."""

@@ -98,6 +98,8 @@ class MemoryReading:
         free_bytes: the driver's own free figure (MemAvailable for host memory).
         processes: who holds memory.
         processes_known: False where nobody tells who holds memory; ``processes`` may then lack some or all.
+        busy_percent: of the last sampling period, in which something was computed; None where the driver does not tell.
+        memory_busy_percent: in which memory was read or written, likewise.
     """
 
     taken_monotonic_s: float
@@ -107,6 +109,8 @@ class MemoryReading:
     free_bytes: int
     processes: tuple[CardProcess, ...]
     processes_known: bool = True
+    busy_percent: int | None = None
+    memory_busy_percent: int | None = None
 
 
 class CardReader(Protocol):

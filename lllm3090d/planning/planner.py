@@ -43,7 +43,8 @@ from lllm3090d.planning.slots import (
     unasked_slots_note,
     unused_note,
 )
-from lllm3090d.planning.split import DeviceSplit
+from lllm3090d.planning.split import DeviceSplit, division_of
+from lllm3090d.planning.split_search import TwoCards
 from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.planning.tier import Tier
 from lllm3090d.planning.tier_choice import Candidate
@@ -179,6 +180,9 @@ class Planner:
         True  # what does not fit is refused with the arithmetic, which takes longer than finding out
     )
 
+    is_checked: bool = False  # nothing is wrong with it but for room, as an earlier answer has shown
+    fits_on_none: bool = False  # no single card is enough, as was seen before
+
     def plan(self) -> Plan:
         """The plan; see :func:`plan`."""
         if not self._host_may_be_short:
@@ -255,14 +259,15 @@ class Planner:
         raise refusal.host_too_small(self.facts, made.launch, made.quote, room)
 
     def _on_its_cards(self) -> Plan:
-        checks.check_request(
-            self.facts,
-            self.request,
-            self.features,
-            self.card_kind,
-            projector=self.projector,
-            drafter=self.drafter,
-        )
+        if not self.is_checked:
+            checks.check_request(
+                self.facts,
+                self.request,
+                self.features,
+                self.card_kind,
+                projector=self.projector,
+                drafter=self.drafter,
+            )
         if len(self.room.cards) < 2 or not self._on_card:  # one is like none
             return self._kept_to()
         known = self.calibration
@@ -272,6 +277,7 @@ class Planner:
             self.request,
             lambda room, request: replace(each, room=room, request=request)._planned(),
             self.is_enough,
+            skips_single=self.fits_on_none,
         )
 
     def _kept_to(self) -> Plan:
@@ -291,6 +297,13 @@ class Planner:
             known = replace(known, least_excess_bytes=max(beyond, known.excess_bytes + 1))
             made = replace(self, calibration=known)._planned()
         return made
+
+    def on_two_cards(self, made: Plan) -> TwoCards:
+        """The launch of a plan on any two cards, with what this question charges every one of several cards."""
+        known, projector = self.calibration, self.projector if made.with_projector else None
+        policy = calibrated_policy(self.policy, known)
+        division = division_of(self.facts, made.launch, self.features.backend, policy, projector)
+        return TwoCards(division, 0 if known is None else known.excess_bytes)
 
     def is_enough(self, made: Plan) -> bool:
         """More cards would be of no use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
@@ -32,6 +33,9 @@ __all__ = [
     "draft_need_bytes",
     "price",
 ]
+
+# The launches that one decision asks for again and again, in one room after the other.
+REMEMBERED_PRICES = 128
 
 
 class Evidence(enum.StrEnum):
@@ -111,6 +115,17 @@ def price(
         LlmError: UNSUPPORTED_COMBINATION, BAD_CHECKPOINT or ENGINE_UNUSABLE where the engine would refuse or
             nothing is known of it; UNSUPPORTED_ARCHITECTURE where a term has no formula.
     """
+    return _priced(facts, launch, backend, policy, projector)
+
+
+@lru_cache(maxsize=REMEMBERED_PRICES)
+def _priced(
+    facts: CheckpointFacts,
+    launch: Launch,
+    backend: Backend,
+    policy: PlanPolicy,
+    projector: ProjectorFacts | None,
+) -> Quote:
     cache.check_cache_types(facts, *launch.cache_types)
     shape = launch.shape(facts)
     drafting = draft_context(facts, launch, shape)

@@ -52,6 +52,7 @@ class Claims:
         quarantined_bytes: of engines that ended without the card showing their memory back.
         returning_bytes: what the reading counts as used and would be free, were those gone whom the other claims
             leave out: the planned victims of an eviction.
+        foreign_unit_bytes: held by units that are left alone; a part of what is held.
     """
 
     charged_bytes: int = 0
@@ -59,6 +60,7 @@ class Claims:
     held_bytes: int = 0
     quarantined_bytes: int = 0
     returning_bytes: int = 0
+    foreign_unit_bytes: int = 0
 
     def __post_init__(self) -> None:
         """A negative claim would grant memory that is not there."""
@@ -69,6 +71,7 @@ class Claims:
                 self.held_bytes,
                 self.quarantined_bytes,
                 self.returning_bytes,
+                self.foreign_unit_bytes,
             )
             < 0
         ):
@@ -232,6 +235,7 @@ def _foreign(foreign_bytes: int, desktop_bytes: int, desktop_active: bool | None
 def _claimed(claims: Claims) -> tuple[BudgetLine, ...]:
     return (
         *_line("our models", -claims.charged_bytes, "the greater of reserved and measured, each"),
+        *_line("foreign units", -claims.foreign_unit_bytes, "held now by units that are left alone"),
         *_line("quarantine", -claims.quarantined_bytes, "of ended engines, not seen free again"),
     )
 

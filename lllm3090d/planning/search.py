@@ -12,17 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.engines.capabilities import Backend
-from lllm3090d.planning import cache
+from lllm3090d.planning import cache, placement
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.calibration import Calibration, calibrated, launch_text, with_excess
 from lllm3090d.planning.placement import Placement
 from lllm3090d.planning.quote import Launch, Place, PlanPolicy, Quote, draft_need_bytes, price
 from lllm3090d.planning.request import Room
-from lllm3090d.planning.split import DeviceSplit, Division
+from lllm3090d.planning.split import DeviceSplit, Division, division_of
 from lllm3090d.planning.split_search import best_excess_bytes, best_split
-from lllm3090d.planning.units import PAGE_TOKENS, round_up
+from lllm3090d.planning.units import MIB, PAGE_TOKENS, round_up
 
 MOST_POOL_TOKENS = 1 << 24  # of one slot, that a search looks for
+_ROUNDED_BYTES = (
+    64 * MIB
+)  # more than tensors of one checkpoint take less where they are rounded layer by layer
 SPARE_STEPS = 2  # that a search may lose to a price that is no straight line
 
 
@@ -102,7 +105,7 @@ class Variant:
         return replace(found, ledgers=ledgers)
 
     def _division(self, launch: Launch) -> Division:
-        return Division(self.facts, launch, self.backend, self.policy, self.projector)
+        return division_of(self.facts, launch, self.backend, self.policy, self.projector)
 
     def need_bytes(self, launch: Launch) -> int:
         """What it takes of the card."""
@@ -149,7 +152,11 @@ class Variant:
         return max(excess, division.host().total_bytes(Place.HOST) - self.room.host)
 
     def _cards_excess_bytes(self, division: Division) -> int:
-        """Of the fullest card; each is checked on its own."""
+        """Of the fullest card; each is checked on its own. At least so much, where all together are too small."""
+        weights = placement.weights(self.facts, division.where, self.backend).card
+        short = weights - sum(max(0, card.free_bytes) for card in self.room.cards) - _ROUNDED_BYTES
+        if short > 0:
+            return short
         learnt = self.calibration.excess_bytes if self.calibration is not None else 0
         return best_excess_bytes(division, [card.free_bytes - learnt for card in self.room.cards])
 

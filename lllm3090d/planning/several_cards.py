@@ -20,6 +20,8 @@ def on_fewest_cards(
     request: PlanRequest,
     plan: Callable[[Room, PlanRequest], Plan],
     is_enough: Callable[[Plan], bool],
+    *,
+    skips_single: bool = False,
 ) -> Plan:
     """The plan for the first set of cards for which it is enough; else, of all sets, the one that serves most.
 
@@ -32,11 +34,13 @@ def on_fewest_cards(
         request: what was asked for.
         plan: the plan for a room and a request; raises LlmError: INSUFFICIENT_MEMORY where nothing fits.
         is_enough: more cards would be of no use to a plan.
+        skips_single: it is known that nothing fits on a single card.
 
     Raises:
         LlmError: that of the plan with all cards where no set will do, and at once whatever is not for want of memory.
     """
     rooms = card_rooms(room)[: 1 if request.tiered else None]
+    rooms = rooms[1:] if skips_single and len(rooms) > 1 else rooms
     best: Plan | None = None
     for tried in rooms[:-1]:
         try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind, ProjectorFacts, total
 from lllm3090d.engines.capabilities import Backend
@@ -26,6 +27,7 @@ from lllm3090d.planning.quote import Evidence, LineItem, Place, Quote, price
 from lllm3090d.planning.split_compute import SplitGraph, overlaps
 from lllm3090d.planning.units import MIB
 
+REMEMBERED_DIVISIONS = 32
 MAX_DEVICES = 15  # that one --tensor-split may name; a constant of the engine
 
 # Items of a quote that every card has in full, and those that are worked out here; the others are of the main card.
@@ -136,8 +138,7 @@ def last_cut(facts: CheckpointFacts) -> int:
 # ---- What they cost ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
+class _Position(NamedTuple):
     """What of a card's place decides what it takes beside its layers' own."""
 
     first: bool
@@ -163,6 +164,7 @@ class Division:
     policy: PlanPolicy
     projector: ProjectorFacts | None = None
     _known: dict[_Position, tuple[LineItem, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _sums: dict[_Position, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is on one card, or none."""
@@ -244,7 +246,7 @@ class Division:
     def need_bytes(self, begin: int, end: int) -> int:
         """What a card with the layers begin .. end - 1 takes; never less with more of them."""
         owned = self._owned[end] - self._owned[begin] + self._rope_bytes(begin, end)
-        return owned + sum(item.bytes for item in self._beside(begin, end))
+        return owned + self._beside_bytes(begin, end)
 
     def ledger(self, begin: int, end: int) -> Quote:
         """The same, item by item."""
@@ -309,14 +311,23 @@ class Division:
         return None if own is None else replace(self._graph, shape=own.shape, types=own.types)
 
     def _beside(self, begin: int, end: int) -> tuple[LineItem, ...]:
+        where = self._position(begin, end)
+        if where not in self._known:
+            self._known[where] = tuple(self._items(where))
+        return self._known[where]
+
+    def _beside_bytes(self, begin: int, end: int) -> int:
+        where = self._position(begin, end)
+        if where not in self._sums:
+            self._sums[where] = sum(item.bytes for item in self._beside(begin, end))
+        return self._sums[where]
+
+    def _position(self, begin: int, end: int) -> _Position:
         drafted = self.columns.get("draft cache")
         has_block = drafted is not None and drafted[end] > drafted[begin]
         last = end == self.layers
         drafts = has_block or (last and self._drafting is not None)
-        where = _Position(begin == 0, last, drafts, behind=begin if begin > self.last_cut else 0)
-        if where not in self._known:
-            self._known[where] = tuple(self._items(where))
-        return self._known[where]
+        return _Position(begin == 0, last, drafts, behind=begin if begin > self.last_cut else 0)
 
     def _items(self, where: _Position) -> Iterator[LineItem]:
         graph = self._compute(where)
@@ -368,6 +379,18 @@ class Division:
         second = self._own_draft is not None or (where.last and self._drafting is not None)
         size = compute.runtime_bytes(self.backend) + (compute.SECOND_CONTEXT_BYTES if second else 0)
         return _item("runtime", size, f"context, BLAS and pools of {self.backend} on every card")
+
+
+@lru_cache(maxsize=REMEMBERED_DIVISIONS)
+def division_of(
+    facts: CheckpointFacts,
+    launch: Launch,
+    backend: Backend,
+    policy: PlanPolicy,
+    projector: ProjectorFacts | None,
+) -> Division:
+    """The division of a launch, with what was worked out of it so far: one decision asks again and again."""
+    return Division(facts, launch, backend, policy, projector)
 
 
 def _item(name: str, size_bytes: int, formula: str) -> LineItem:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from lllm3090d.planning.devices import DeviceRoom, main_device, pooled_free_bytes
 from lllm3090d.planning.request import Room
@@ -69,6 +70,66 @@ def best_shares(division: Division, rooms_bytes: Sequence[int]) -> tuple[int, ..
         shares.append(end - begin)
         begin = end
     return tuple(shares)
+
+
+@dataclass(frozen=True)
+class TwoCards:
+    """Whether one launch fits on two cards, asked for many rooms: what each card takes is worked out once.
+
+    Attributes:
+        division: the launch.
+        beside_bytes: what every card is charged beyond that.
+    """
+
+    division: Division
+    beside_bytes: int = 0
+    _first: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    _last: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def fits(self, first_bytes: int, last_bytes: int) -> bool:
+        """It fits, the main card being the last one; as :func:`best_excess_bytes` finds it."""
+        return self._is_cut(first_bytes, last_bytes) or (
+            self._first_takes(0) <= first_bytes and self._last_takes(0) <= last_bytes
+        )
+
+    def just_too_little(self, first_bytes: int, last_bytes: int) -> tuple[int, int]:
+        """More than so much, where one byte more of either card would do, for what does not fit into less."""
+        cut, high = self._cut(first_bytes), self._high
+        least = min(self._first_takes(0), self._first_takes(min(1, high)))
+        if least > first_bytes:  # the first card is too small for whatever the last one has
+            return least - 1, last_bytes
+        first = self._first_takes(cut + 1) - 1 if cut < high else first_bytes
+        return max(first, first_bytes), max(self._last_takes(cut) - 1, last_bytes)
+
+    @cached_property
+    def _high(self) -> int:
+        return max(0, min(self.division.last_cut, self.division.layers - 1))
+
+    def _is_cut(self, first_bytes: int, last_bytes: int) -> bool:
+        cut = self._cut(first_bytes)
+        return cut > 0 and self._last_takes(cut) <= last_bytes
+
+    def _cut(self, first_bytes: int) -> int:
+        """The most layers that the first card has room for; 0 also where it has none."""
+        low, high, known = 0, self._high, self._first
+        while low < high:
+            middle = (low + high + 1) // 2
+            takes = known[middle] if middle in known else self._first_takes(middle)
+            if takes <= first_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _first_takes(self, cut: int) -> int:
+        if cut not in self._first:
+            self._first[cut] = self.division.need_bytes(0, cut) + self.beside_bytes
+        return self._first[cut]
+
+    def _last_takes(self, cut: int) -> int:
+        if cut not in self._last:
+            self._last[cut] = self.division.need_bytes(cut, self.division.layers) + self.beside_bytes
+        return self._last[cut]
 
 
 @dataclass(frozen=True, slots=True)

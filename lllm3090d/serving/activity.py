@@ -1,7 +1,8 @@
 """Activity: what an engine is doing now, and how much it has ever done, by its own word.
 
 An engine answers between two batches, so one that is deep in a long prompt does not answer in time: that is busy.
-``/metrics`` tells what happened between two looks as well; where a build lacks it, ``/slots`` tells of the moment.
+``/metrics`` tells what happened between two looks as well; where a build lacks it, ``/slots`` tells of the moment. One
+that is busy is asked for ``/slots`` too, for only there a prompt is seen to progress (:mod:`lllm3090d.serving.hangs`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lllm3090d.serving.events import Activity
+from lllm3090d.serving.hangs import EngineWork, slots_of
 from lllm3090d.serving.readiness import peer_belongs_to
 from lllm3090d.serving.running import Instance
 
@@ -25,13 +27,16 @@ LARGEST_ANSWER_BYTES = 1 << 20
 OK = 200
 NOT_OFFERED = frozenset({404, 501})  # unknown to the build, or switched off
 UNKNOWN = Activity(None, None)
-NO_ANSWER = Activity(busy=True, served_tokens=None)
+NO_ANSWER = Activity(busy=True, served_tokens=None, work=EngineWork())
 
 PREFIX = "llamacpp:"
 COUNTERS = ("prompt_tokens_total", "prompt_tokens_cached_total", "tokens_predicted_total")
 IN_FLIGHT = ("requests_processing", "requests_deferred")
 # Averages since anybody asked last: not 0 where anything was computed since.
 SINCE_LAST = ("prompt_tokens_seconds", "predicted_tokens_seconds")
+# What was computed and generated since the start of the engine, and the seconds that it took.
+PROMPTS = ("prompt_tokens_total", "prompt_seconds_total")
+ANSWERS = ("tokens_predicted_total", "tokens_predicted_seconds_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class _Metrics:
     busy: bool
     served_tokens: int
     computed_since: bool
+    in_flight: int
+    work: EngineWork | None  # with no slots until these have been asked for
 
 
 @dataclass(slots=True)
@@ -111,27 +118,51 @@ class ActivityWatch:
         self._seen[run] = seen
         if len(self._seen) > MOST_REMEMBERED:
             self._seen.popitem(last=False)
-        return Activity(said.busy, said.served_tokens + seen.unseen)
+        return Activity(said.busy, said.served_tokens + seen.unseen, said.work)
+
+
+async def in_flight(engine: EngineSocket, timeout_s: float = ACTIVITY_TIMEOUT_S) -> int | None:
+    """How many requests an engine has, waiting ones included; None where it does not tell in time."""
+    said = await _asked(engine, timeout_s)
+    if isinstance(said, _Metrics):
+        return said.in_flight
+    if said.busy is False:
+        return 0
+    return None if said.work is None else said.work.in_flight
 
 
 async def _asked(engine: EngineSocket, timeout_s: float) -> _Metrics | Activity:
+    metrics = None
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await _get(engine, "/metrics")
             if status == OK:
-                return _metrics(body) or UNKNOWN
+                metrics = _metrics(body)
+                return UNKNOWN if metrics is None else await _with_slots(engine, metrics)
             if status in NOT_OFFERED:
                 status, body = await _get(engine, "/slots")
                 if status == OK:
                     return _slots(body) or UNKNOWN
     except (OSError, EOFError, TimeoutError):
-        return NO_ANSWER
+        return metrics or NO_ANSWER
     except _StrangerError:
         return UNKNOWN
     except ValueError:  # it says something, but not in HTTP
         return UNKNOWN
     # It is loading, or overwhelmed.
     return UNKNOWN if status in NOT_OFFERED else NO_ANSWER
+
+
+async def _with_slots(engine: EngineSocket, metrics: _Metrics) -> _Metrics:
+    """With what its slots say, where it is busy; raises as :func:`_get`."""
+    if metrics.work is None:
+        return metrics
+    if not metrics.busy:
+        return replace(metrics, work=replace(metrics.work, slots=()))
+    status, body = await _get(engine, "/slots")
+    slots = slots_of(body) if status == OK else None
+    # It has answered: without slots there is nothing to judge it by.
+    return replace(metrics, work=None if slots is None else replace(metrics.work, slots=slots))
 
 
 class _StrangerError(Exception):
@@ -188,11 +219,26 @@ def _metrics(body: bytes) -> _Metrics | None:
         values[name.removeprefix(PREFIX)] = value
     if IN_FLIGHT[0] not in values:
         return None
+    in_flight = int(sum(values.get(name, 0) for name in IN_FLIGHT))
+    generated_per_s = _rate(values, ANSWERS) or values.get(SINCE_LAST[1])
     return _Metrics(
-        busy=any(values.get(name, 0) > 0 for name in IN_FLIGHT),
+        busy=in_flight > 0,
         served_tokens=int(sum(values.get(name, 0) for name in COUNTERS)),
         computed_since=any(values.get(name, 0) > 0 for name in SINCE_LAST),
+        in_flight=in_flight,
+        work=EngineWork(
+            waiting=int(values.get(IN_FLIGHT[1], 0)),
+            in_flight=in_flight,
+            prompt_tokens_per_s=_rate(values, PROMPTS) or values.get(SINCE_LAST[0]) or None,
+            token_s=1 / generated_per_s if generated_per_s else None,
+        ),
     )
+
+
+def _rate(values: Mapping[str, float], total: tuple[str, str]) -> float | None:
+    """Tokens a second since the start; None where the build does not tell, or nothing was done yet."""
+    tokens, seconds = (values.get(name, 0.0) for name in total)
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 def _slots(body: bytes) -> Activity | None:
@@ -206,4 +252,6 @@ def _slots(body: bytes) -> Activity | None:
     states = [slot.get("is_processing") if isinstance(slot, dict) else None for slot in slots]
     if not all(isinstance(state, bool) for state in states):
         return None
-    return Activity(any(states), None)
+    busy = states.count(True)
+    looks = slots_of(body)
+    return Activity(busy > 0, None, None if looks is None else EngineWork(looks, 0, busy))

@@ -22,7 +22,7 @@ from lllm3090d.serving.events import (
     Verified,
     YieldWanted,
 )
-from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.instance import SERVING, InstanceState
 from lllm3090d.serving.running import Instance
 from lllm3090d.wire import Actor, ActorKind
 
@@ -94,7 +94,7 @@ class Actors:
         """
         if change.state in _ASKED_FOR:
             return self._by_run.get(change.run, cause)
-        if {change.previous, change.state} == {S.READY, S.BUSY}:
+        if {change.previous, change.state} <= SERVING:
             return ENGINE
         if cause is ENGINE and change.previous in {S.STOPPING, S.STUCK}:
             return SYSTEMD  # it was told to, and its exit status is no matter

@@ -1,33 +1,16 @@
-"""Admission: whether a load fits now, whom it would have to replace, or what it should wait for. Pure.
+"""Admission: what each memory can give now, and what it could give were some runs gone. Pure.
 
-One inequality for each memory (:mod:`lllm3090d.planning.reserves`), one planner, one answer. Everything is decided
-before anything is stopped: what would not make room is not evicted.
+One inequality for each memory (:mod:`lllm3090d.planning.reserves`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lllm3090d.planning.reserves import Budget, Claims, ReservePolicy, budget, host_budget
-from lllm3090d.serving.ledger import Ledger, ReservationState
-from lllm3090d.serving.observation import HOST, CardState, Observation
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A model that could go for another one.
-
-    Attributes:
-        run, name: which.
-        last_used_s: on the scheduler's clock; of one that was never used, when it became ready.
-        moved_bytes: what unloading it frees, and loading it again would have to read: the sum of its charges.
-    """
-
-    run: str
-    name: str
-    last_used_s: float
-    moved_bytes: int
+from lllm3090d.serving.ledger import Ledger, Reservation, ReservationState
+from lllm3090d.serving.observation import HOST, CardState, Observation, is_foreign_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +45,130 @@ def rooms(
     Raises:
         LlmError: CARD_UNREADABLE for a reading that cannot be true.
     """
+    return holdings(observation, ledger).rooms(reserves, gone)
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one run is charged and holds of one memory, bytes; see :class:`Claims`."""
+
+    charged_bytes: int = 0
+    still_to_come_bytes: int = 0
+    quarantined_bytes: int = 0
+    in_use_bytes: int = 0
+    foreign_unit_bytes: int = 0
+
+    @property
+    def freed(self) -> tuple[int, int]:
+        """What it adds to what is left by promises, and to what is free now, once it is thought away."""
+        promised = self.charged_bytes + self.quarantined_bytes + self.foreign_unit_bytes
+        return promised, self.still_to_come_bytes + self.in_use_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Every memory by its runs. Budgets are made of their sums alone, so a run thought away only leaves them.
+
+    Attributes:
+        observation: every memory now.
+        cards: what each run has of each card that can be used, by UUID.
+        host: the same of host memory beside them.
+    """
+
+    observation: Observation
+    cards: Mapping[str, Mapping[str, _Holding]]
+    host: Mapping[str, _Holding]
+
+    def rooms(self, reserves: ReservePolicy, gone: frozenset[str] = frozenset()) -> Rooms:
+        """As :func:`rooms`."""
+        cards = {
+            state.card.uuid: _card_budget(
+                state, self.observation.desktop_active, self.cards[state.card.uuid], reserves, gone
+            )
+            for state in self.observation.cards
+            if state.card.uuid in self.cards
+        }
+        if self.observation.host is None:
+            return Rooms(cards, None)
+        total, available = self.observation.host.total_bytes, self.observation.host.available_bytes
+        freed = sum([self.host[run].in_use_bytes for run in gone if run in self.host])
+        untaken = sum([each.still_to_come_bytes for run, each in self.host.items() if run not in gone])
+        return Rooms(cards, host_budget(total, available + freed, untaken))
+
+    def freed_on_card(self, uuid: str) -> Mapping[str, tuple[int, int]]:
+        """What each run that is thought away adds to both sides of a card's budget, bytes."""
+        return {run: each.freed for run, each in self.cards[uuid].items()}
+
+    def freed_on_host(self) -> Mapping[str, tuple[int, int]]:
+        """The same of host memory, whose sides are one."""
+        sizes = {run: each.in_use_bytes + each.still_to_come_bytes for run, each in self.host.items()}
+        return {run: (size, size) for run, size in sizes.items()}
+
+
+def holdings(observation: Observation, ledger: Ledger) -> Holdings:
+    """What all runs are charged and hold."""
+    reserved: dict[str, list[Reservation]] = {}
+    for each in ledger:
+        reserved.setdefault(each.where, []).append(each)
     cards = {
-        state.card.uuid: _card_budget(state, observation.desktop_active, ledger, reserves, gone)
+        state.card.uuid: _on_card(state, reserved.get(state.card.uuid, ()))
         for state in observation.cards
-        if state.reading is not None
+        if state.reading is not None and state.fault is None
     }
-    host = None
-    if observation.host is not None:
-        freed = sum(size for run, size in observation.host_in_use.items() if run in gone)
-        untaken = ledger.untaken_bytes(HOST, observation.host_in_use)
-        untaken -= sum(
-            max(0, each.charged_bytes - observation.host_in_use.get(each.run, 0))
-            for each in ledger.on(HOST)
-            if each.run in gone and each.state in {ReservationState.HELD, ReservationState.CONFIRMED}
-        )
-        host = host_budget(observation.host.total_bytes, observation.host.available_bytes + freed, untaken)
-    return Rooms(cards, host)
+    host = {} if observation.host is None else _on_host(observation, reserved.get(HOST, ()))
+    return Holdings(observation, cards, host)
+
+
+def _on_card(state: CardState, reserved: Sequence[Reservation]) -> Mapping[str, _Holding]:
+    resident = state.resident if state.attributed else {}
+    # What a run holds without a promise, on a card that it was not meant for, is taken all the same.
+    found = {
+        run: _Holding(in_use_bytes=size, foreign_unit_bytes=size)
+        if is_foreign_unit(run)
+        else _Holding(in_use_bytes=size, charged_bytes=size)
+        for run, size in _held(state, reserved).items()
+    }
+    for each in reserved:
+        held = found.setdefault(each.run, _Holding())
+        # An engine may hold more than it was priced at before anybody has measured it.
+        charged = max(each.charged_bytes, resident.get(each.run, 0))
+        if each.state is _QUARANTINED:
+            held.charged_bytes, held.quarantined_bytes = 0, charged
+        else:
+            held.charged_bytes = charged
+        if each.state is _HELD:
+            held.still_to_come_bytes = max(0, each.reserved_bytes - resident.get(each.run, 0))
+    return found
+
+
+def _on_host(observation: Observation, reserved: Sequence[Reservation]) -> Mapping[str, _Holding]:
+    """It is taken slowly, so what was promised and not taken is still to come for all that run."""
+    found = {run: _Holding(in_use_bytes=size) for run, size in observation.host_in_use.items()}
+    for each in reserved:
+        if each.state in _LIVE:
+            held = found.setdefault(each.run, _Holding())
+            held.still_to_come_bytes = max(0, each.charged_bytes - held.in_use_bytes)
+    return found
 
 
 def _card_budget(
     state: CardState,
     desktop_active: bool | None,
-    ledger: Ledger,
+    held: Mapping[str, _Holding],
     reserves: ReservePolicy,
     gone: frozenset[str],
 ) -> Budget:
     """One card's, as if what is thought away had been given back: it leaves the promises and the reading alike."""
-    reading, where = state.read(), state.card.uuid
-    in_use = held_now(state, ledger)
-    stays = [each for each in ledger.on(where) if each.run not in gone]
-    resident = state.resident if state.attributed else {}
-    # An engine may hold more than it was priced at before anybody has measured it.
-    charged = {each.run: max(each.charged_bytes, resident.get(each.run, 0)) for each in stays}
-    # What a run holds without a promise, on a card that it was not meant for, is taken all the same.
-    beyond = sum(size for run, size in in_use.items() if run not in gone and ledger.get(run, where) is None)
+    stays = [each for run, each in held.items() if run not in gone]
     claims = Claims(
-        charged_bytes=beyond + sum(charged[each.run] for each in stays if each.state is not _QUARANTINED),
-        still_to_come_bytes=sum(
-            max(0, each.reserved_bytes - resident.get(each.run, 0)) for each in stays if each.state is _HELD
-        ),
-        held_bytes=sum(in_use.values()),
-        quarantined_bytes=sum(charged[each.run] for each in stays if each.state is _QUARANTINED),
-        returning_bytes=sum(size for run, size in in_use.items() if run in gone),
+        charged_bytes=sum([each.charged_bytes for each in stays]),
+        still_to_come_bytes=sum([each.still_to_come_bytes for each in stays]),
+        held_bytes=sum([each.in_use_bytes for each in held.values()]),
+        quarantined_bytes=sum([each.quarantined_bytes for each in stays]),
+        returning_bytes=sum([each.in_use_bytes for run, each in held.items() if run in gone]),
+        foreign_unit_bytes=sum([each.foreign_unit_bytes for each in stays]),
     )
-    return budget(state.card, reading, claims, desktop_active, reserves)
+    return budget(state.card, state.read(), claims, desktop_active, reserves)
 
 
 def held_now(state: CardState, ledger: Ledger) -> Mapping[str, int]:
@@ -115,10 +178,14 @@ def held_now(state: CardState, ledger: Ledger) -> Mapping[str, int]:
     already. Where the driver does not tell who holds how much (inside some containers), those that are ready are taken
     to hold what they are charged; what a loading one holds is not known and counts as somebody else's until then.
     """
+    return _held(state, ledger.on(state.card.uuid))
+
+
+def _held(state: CardState, reserved: Sequence[Reservation]) -> Mapping[str, int]:
     left = unlisted_bytes(state)
     held = dict(state.in_use) if state.attributed else {}
     known = _ENDING if state.attributed else _ENDING | {ReservationState.CONFIRMED}
-    for each in ledger.on(state.card.uuid):
+    for each in reserved:
         if each.state in known and each.run not in held:
             held[each.run] = min(left, each.charged_bytes)
             left -= held[each.run]
@@ -137,39 +204,5 @@ def unlisted_bytes(state: CardState) -> int:
 
 
 _HELD, _QUARANTINED = ReservationState.HELD, ReservationState.QUARANTINED
+_LIVE = frozenset({ReservationState.HELD, ReservationState.CONFIRMED})
 _ENDING = frozenset({ReservationState.RELEASING, ReservationState.QUARANTINED})
-
-
-def fewest_victims(
-    victims: Iterable[Victim], makes_room: Callable[[frozenset[str]], bool]
-) -> tuple[Victim, ...]:
-    """Whom to evict: the least recently used that make room, and of those none that could stay.
-
-    Args:
-        victims: all that could go.
-        makes_room: whether a load would fit were these runs gone; going further never makes less.
-
-    Returns:
-        In order of their last use; empty where not even all of them make room.
-    """
-    ordered = sorted(victims, key=lambda each: (each.last_used_s, each.name))
-    if not ordered or not makes_room(_runs(ordered)):
-        return ()
-    low, high = 1, len(ordered)
-    while low < high:
-        middle = (low + high) // 2
-        if makes_room(_runs(ordered[:middle])):
-            high = middle
-        else:
-            low = middle + 1
-    chosen = ordered[:low]
-    # The last one is needed: without it there was no room. Of the others the largest is spared first.
-    for each in sorted(chosen[:-1], key=lambda victim: -victim.moved_bytes):
-        rest = [other for other in chosen if other is not each]
-        if makes_room(_runs(rest)):
-            chosen = rest
-    return tuple(chosen)
-
-
-def _runs(victims: Sequence[Victim]) -> frozenset[str]:
-    return frozenset(each.run for each in victims)

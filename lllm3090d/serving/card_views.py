@@ -18,7 +18,7 @@ from lllm3090d.planning.reserves import Budget
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.admission import held_now
 from lllm3090d.serving.ledger import Ledger, Reservation, ReservationState
-from lllm3090d.serving.observation import HOST, CardState, Observation, Stranger
+from lllm3090d.serving.observation import HOST, CardState, Observation, Stranger, is_foreign_unit
 from lllm3090d.serving.plan_views import budget_views, item_views, weakest
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unit_spec import memory_max_bytes
@@ -110,7 +110,7 @@ def gpu_view(number: int, state: CardState, scene: Scene) -> GpuView:
         )
         if reading
         else None,
-        problem=state.error.problem() if state.error else None,
+        problem=state.problem.problem() if state.problem else None,
         attributed=state.attributed,
         parts=_parts(
             _Memory(
@@ -157,7 +157,7 @@ def host_view(scene: Scene) -> HostView | None:
         parts=_parts(memory, scene),
         reservations=reservation_views(HOST, scene, held, limited=True),
         charged_bytes=ledger.charged_bytes(HOST),
-        in_use_bytes=sum(held.values()),
+        in_use_bytes=sum(size for run, size in held.items() if not is_foreign_unit(run)),
         grantable_bytes=budget.grantable_bytes if budget else None,
         budget=budget_views(budget) if budget else (),
     )
@@ -305,6 +305,9 @@ def _owners(memory: _Memory, scene: Scene) -> dict[str, _Owner]:
 
 
 def _owned(run: str, owner: _Owner, now_s: float) -> Iterator[MemoryPartView]:
+    if is_foreign_unit(run):
+        yield MemoryPartView(kind=PartKind.FOREIGN_UNIT, name=owner.name, bytes=owner.used)
+        return
     if owner.reservation is not None and _is_lost(owner.reservation):
         yield MemoryPartView(
             kind=PartKind.QUARANTINE,

@@ -53,7 +53,16 @@ class Chronicle:
 
     def started(self, numbers: Numbers | None) -> None:
         """The daemon begins; what the last one left says whether anything may be missing."""
-        if numbers is None or numbers.ended or numbers.last_at is None:
+        # A full disk: what the one before could not write is lost, and how much nobody can tell.
+        if numbers is None or not (numbers.ended or numbers.last_at):
+            self._history.add(
+                EventKind.DAEMON,
+                message=f"started, version {VERSION}; what the one before left cannot be read, and the last of what"
+                " happened then may be missing",
+                details={"to": now_text()},
+            )
+            return
+        if numbers.ended:
             self._history.add(EventKind.DAEMON, message=f"started, version {VERSION}")
             return
         self._history.add(
@@ -102,6 +111,8 @@ class Chronicle:
                 return _launch(instance, self._scheduler.ledger)
             case S.READY if change.previous in {S.LOADING, S.STARTING}:
                 return self._load(instance)
+            case S.STALLED | S.STOPPING:
+                return _progress(instance)
             case S.FAILED if instance.failure is not None:
                 return dict(instance.failure.problem())
         return {}
@@ -154,6 +165,14 @@ class Chronicle:
             details=told.model_dump(mode="json"),
             actor=ENGINE,
         )
+
+
+def _progress(instance: Instance) -> dict[str, object]:
+    """Of one that gets nowhere, or may finish what it does."""
+    if instance.state is S.STALLED and instance.stall is not None:
+        stall = instance.stall
+        return {"stalled_s": round(stall.idle_s, 3), "patience_s": round(stall.patience_s, 3)}
+    return {"drain_s": instance.drain.limit_s} if instance.drain is not None else {}
 
 
 def _launch(instance: Instance, ledger: Ledger) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Models that ended by themselves and are wanted: when each is started again, and which stays down. Pure.
 
-Wanted is what served once, or what was found dead when the daemon came back. A load that never came up was told to
-whoever asked for it, and is theirs to repeat.
+Wanted is what served once, or what was found when the daemon came back. A load that never came up was told to whoever
+asked for it, and is theirs to repeat.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ PASSING = frozenset(
         ErrorCode.INSUFFICIENT_MEMORY,
         ErrorCode.QUEUE_TIMED_OUT,
         ErrorCode.CARD_UNREADABLE,
+        ErrorCode.CARD_AT_RISK,
         ErrorCode.BUS_UNAVAILABLE,
         ErrorCode.CARD_RELEASED,
     }
@@ -47,12 +48,16 @@ class Comebacks:
             Why it stays down for good; None where it is started again, or nobody said that it should be.
         """
         policy, now = self._policy(), self._clock()
-        wanted = instance.ready_since_s is not None or instance.attempt > 0 or instance.adopted
+        wanted = instance.ready_since_s is not None or instance.attempt > 0 or _is_found(instance)
         if policy is None or not wanted or instance.failure is None or instance.record.asked is None:
             return None
-        served = 0.0 if instance.ready_since_s is None else max(0.0, now - instance.ready_since_s)
-        end = End(now, cause_of(instance.failure), served)
+        # What hung has served until it got nowhere any more.
+        hung_s = 0.0 if instance.stall is None else instance.stall.idle_s
+        served = 0.0 if instance.ready_since_s is None else max(0.0, now - instance.ready_since_s - hung_s)
+        end = End(now, cause_of(instance.failure), served, instance.run)
         history = self._ends.setdefault(instance.name, [])
+        if history and history[-1].run == instance.run:
+            end = history.pop()  # the daemon before this one has counted it
         step = policy.after(instance.name, history, end)
         history.append(end)
         if isinstance(step, Latch):
@@ -94,6 +99,14 @@ class Comebacks:
         ]
         return min(moments, default=None)
 
+    def ends(self) -> dict[str, tuple[End, ...]]:
+        """Ends since the last reset, oldest first, by model."""
+        return {name: tuple(history) for name, history in self._ends.items() if history}
+
+    def recall(self, name: str, ends: Iterable[End]) -> None:
+        """What the daemon before this one has seen of a model, in this boot."""
+        self._ends[name] = list(ends)
+
     def forget(self, name: str) -> None:
         """Somebody has taken it into their own hands: what was does not count any more."""
         self._ends.pop(name, None)
@@ -101,6 +114,11 @@ class Comebacks:
     def _note(self, instance: Instance, step: Again) -> None:
         instance.retry_at_s = self._clock() + step.delay_s
         instance.next_attempt = step.attempt
+
+
+def _is_found(instance: Instance) -> bool:
+    """Found when the daemon came back; one that others went for and that does not come up makes room for these."""
+    return instance.adopted and not instance.evicted
 
 
 def cause_of(failure: LlmError) -> CrashCause:

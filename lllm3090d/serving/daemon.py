@@ -19,13 +19,19 @@ from lllm3090d.bus.systemd import Event as BusEvent
 from lllm3090d.bus.thread import BusThread
 from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.files import exhausted
 from lllm3090d.gpus.readings import Card, CardReader, normal_pci_address
 from lllm3090d.planning.calibration import deviation_limit_bytes
 from lllm3090d.serving.accounts import Accounts
-from lllm3090d.serving.activity import ActivityWatch
+from lllm3090d.serving.activity import ActivityWatch, in_flight
+from lllm3090d.serving.actors import DAEMON
 from lllm3090d.serving.admission import foreign_bytes
+from lllm3090d.serving.bus_loss import BusLoss
+from lllm3090d.serving.card_health import EVIDENCE_S, CardHealth
 from lllm3090d.serving.chronicle import Chronicle
 from lllm3090d.serving.desktop import desktop_active
+from lllm3090d.serving.disk_rates import DiskRates
+from lllm3090d.serving.draining import Draining
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.engine_logs import DIRECTORY as LOGS
 from lllm3090d.serving.engine_logs import EngineLogs
@@ -36,6 +42,7 @@ from lllm3090d.serving.events import (
     CancelRequested,
     CheckIdle,
     CheckTier,
+    DrainUnit,
     Effect,
     Event,
     Failed,
@@ -45,6 +52,9 @@ from lllm3090d.serving.events import (
     KeepReleased,
     Learn,
     LearnOutOfMemory,
+    LeaseAsked,
+    LeaseGiven,
+    LeaseReturned,
     LoadDone,
     LoadRequested,
     LookAgain,
@@ -65,6 +75,7 @@ from lllm3090d.serving.events import (
     StartUnit,
     StopUnit,
     TellDeviation,
+    TellDrain,
     TellEviction,
     TellTier,
     UnitSeen,
@@ -75,34 +86,40 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
+from lllm3090d.serving.foreign_units import ForeignUnits
 from lllm3090d.serving.history import History, now_text
 from lllm3090d.serving.holds import Holds
 from lllm3090d.serving.instance import ENDED, InstanceState
+from lllm3090d.serving.kernel_journal import recent_xids
 from lllm3090d.serving.learning import learnt
 from lllm3090d.serving.log_keeper import LogKeeper
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.measure import observe
-from lllm3090d.serving.observation import RunProcesses
+from lllm3090d.serving.observation import HOST, RunProcesses
 from lllm3090d.serving.offering import Offers
 from lllm3090d.serving.plan_requests import LoadWish
-from lllm3090d.serving.policy import policy_of
+from lllm3090d.serving.policy import environment_of, policy_of
 from lllm3090d.serving.reconcile import Reconciler
 from lllm3090d.serving.refusals import no_such_card, not_loaded, stopping
 from lllm3090d.serving.restoring import Restoring
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.sleep import Sleep, SleepSource
-from lllm3090d.serving.sleep_set import SleepStore
+from lllm3090d.serving.sleep_set import SleepStore, kernel_boot_id
 from lllm3090d.serving.statistics import Statistics
 from lllm3090d.serving.telling import Telling
-from lllm3090d.serving.unit_spec import identifier
+from lllm3090d.serving.unit_reader import UnitReader
+from lllm3090d.serving.unit_spec import identifier, unit_name
+from lllm3090d.serving.wanted import Life
+from lllm3090d.serving.wanted_set import WantedSet
+from lllm3090d.serving.wanted_store import WantedStore
 from lllm3090d.serving.watching import Watching
 from lllm3090d.settings import Settings, load_settings
-from lllm3090d.wire import EventKind
+from lllm3090d.wire import EventKind, ForeignUnitView
 
 log = logging.getLogger(__name__)
 
-BUS_LOSS_LIMIT_S = 60.0
+ENVIRONMENT_LIMIT_S = 0.5
 # These cannot change under running models.
 NEEDS_RESTART = ("runtime_dir", "card")
 
@@ -152,16 +169,17 @@ class Daemon:
         self.log_keeper = LogKeeper(self._log_files_dir, self._logging)
         self._chronicle = Chronicle(self.history, self.scheduler, self.logs, self.scheduler.clock)
         self._telling = Telling(self.history, self.statistics)
+        self.card_health = CardHealth(self._telling.card, self.scheduler.clock)
         self._accounts = Accounts(self.statistics, self.history, self.scheduler.clock)
         self.since: dict[str, str] = {}  # run -> time of its last change of state
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.bus_loss = BusLoss(self.history, self._fail)
         self._queue: asyncio.Queue[Event | Heartbeat] = asyncio.Queue()
         self._answers: dict[str, asyncio.Queue[Answer]] = {}
         self._looking_up: dict[str, bool] = {}  # token of a load not yet submitted -> it was cancelled
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._writer: asyncio.Task[None] | None = None
-        self._bus_timer: asyncio.TimerHandle | None = None
         self._desktop_active: bool | None = None
         self._stopping = False
         # Called after each change of an instance's state.
@@ -181,19 +199,53 @@ class Daemon:
             on_progress=self._tell_progress,
             fence=self._fence,
             logs=self.logs,
+            card_evidence=self._evidence_of,
+            disk_rates=DiskRates(self.lookup.store),
         )
 
+        self.foreign_units = ForeignUnits(lambda unit: self.scheduler.by_unit(unit) is not None)
         self._reconcile = Reconciler(
             manager=manager,
             scheduler=self.scheduler,
             readers=self.readers,
             history=self.history,
             submit=self.submit,
+            units=UnitReader(
+                self.lookup,
+                lambda: tuple(reader.card for reader in self.readers),
+                lambda: self.scheduler.policy.plan,
+            ),
+            foreign=self.foreign_units,
         )
         self._holds = Holds(self.lookup.store)
         self._sessions = logind
-        self.sleep = Sleep(house=self, source=logind, store=SleepStore(self.lookup.store), spawn=self._spawn)
-        self._restoring = Restoring(self.load, self.scheduler, self.submit, self._spawn)
+        self._sleep_store = SleepStore(self.lookup.store)
+        self.sleep = Sleep(
+            house=self,
+            source=logind,
+            store=self._sleep_store,
+            spawn=self._spawn,
+            left_alone=lambda: self.foreign_units.names,
+        )
+        self._draining = Draining(self.scheduler, in_flight, self.submit)
+        self._restoring = Restoring(
+            load=self.load,
+            withdraw=self._withdraw,
+            scheduler=self.scheduler,
+            history=self.history,
+            submit=self.submit,
+            spawn=self._spawn,
+        )
+        self._wanted_store = WantedStore(self.lookup.store)
+        self.wanted = WantedSet(
+            scheduler=self.scheduler,
+            restoring=self._restoring,
+            store=self._wanted_store,
+            history=self.history,
+            spawn=self._spawn,
+            configured=lambda: self.settings.autoload_names,
+            named=lambda name: self.lookup.resolve(name).name,
+        )
         self._watching = Watching(
             scheduler=self.scheduler,
             observe=self.observe,
@@ -209,8 +261,7 @@ class Daemon:
     async def start(self) -> None:
         """Listen to systemd, adopt what runs, begin to write."""
         self.manager.set_listener(self._on_bus_event)
-        assignments = (item.partition("=") for item in await self.manager.manager_environment())
-        inherited = {key: value for key, _, value in assignments}
+        inherited = environment_of(await self.manager.manager_environment())
         self.scheduler.policy = policy_of(self.settings, inherited)
         self.log_keeper.start(self._spawn, self._journal_probed)
         self._chronicle.started(await self.history.open())
@@ -220,10 +271,20 @@ class Daemon:
         await self._reconcile.adopt(self._apply, pinned)
         # Before anybody can pin anything.
         await self._keep_only(frozenset(each.run for each in self.scheduler.instances))
+        # Before the writer: what comes of a unit that has failed depends on what came before.
+        remembered = await asyncio.to_thread(self._wanted_store.remembered)
+        asleep = {each.name for each in await asyncio.to_thread(self._sleep_store.kept)}
+        # A unit that nobody understands runs on, whatever was known of its model.
+        left_alone = frozenset(self.foreign_units.names)
+        asleep |= {each.name for each in remembered.wants if unit_name(each.name, each.run) in left_alone}
+        self.wanted.begin(
+            remembered, Life(kernel_boot_id(), await self.manager.session()), self._apply, asleep
+        )
         self.lookup.watch()
         self._writer = asyncio.create_task(self._write(), name="writer")
         self._writer.add_done_callback(self._writer_ended)
         await self.sleep.start()
+        self.wanted.go_on()
 
     def _history_bounds(self) -> Bounds:
         return bounds_of(self.settings.history_days, self.settings.history_mib)
@@ -255,6 +316,8 @@ class Daemon:
         self._watching.stop()
         if self.settings.stop_models_on_exit:
             await self._stop_all()
+            self.wanted.forget()
+        await self.wanted.end()
         self.history.close()
         error = stopping()
         for token in tuple(self._answers):
@@ -268,17 +331,19 @@ class Daemon:
 
     async def _stop_all(self) -> None:
         names = [instance.name for instance in self.scheduler.instances]
-        results = await asyncio.gather(*(self.unload(name) for name in names), return_exceptions=True)
+        # The daemon's own stop is not kept up by requests.
+        results = await asyncio.gather(
+            *(self.unload(name, drain_s=0.0) for name in names), return_exceptions=True
+        )
         for name, result in zip(names, results, strict=True):
             if isinstance(result, BaseException):
                 log.error("a model could not be stopped", extra={"model": name, "reason": str(result)})
 
-    async def alive(self) -> None:
-        """Return once the writer and the bus thread have answered."""
+    async def writer_answers(self, _: float) -> None:
+        """Return once the writer has come to a question that is put behind all that waits for it."""
         beat = Heartbeat(asyncio.get_running_loop().create_future())
         self._queue.put_nowait(beat)
         await beat.answer
-        await self.bus.ping()
 
     def reload(self) -> LlmError | None:
         """Read the settings again; a bad file keeps the old ones, and its error is returned."""
@@ -323,6 +388,7 @@ class Daemon:
         try:
             found = await self.lookup.find(name)
             await self.look_for_desktop()
+            await self._look_at_environment()
             await self.log_keeper.probed()
             event = LoadRequested(
                 token=token,
@@ -376,8 +442,17 @@ class Daemon:
         """Nobody listens to the answers of this load any more; the load goes on."""
         self._answers.pop(token, None)
 
-    async def unload(self, name: str) -> UnloadDone:
-        """Unload a model; returns when its memory is back. Raises LlmError NOT_LOADED, STOP_FAILED."""
+    async def unload(self, name: str, *, drain_s: float | None = None, force: bool = False) -> UnloadDone:
+        """Unload a model; returns when its memory is back.
+
+        Args:
+            name: of a model that runs or waits.
+            drain_s: how long its requests may go on; None as the settings say.
+            force: kill it at once.
+
+        Raises:
+            LlmError: NOT_LOADED, STOP_FAILED.
+        """
         token = secrets.token_hex(8)
         self._restoring.forget(name)
         found = name if self.scheduler.is_to_come_back(name) else self._loaded_or_waiting(name)
@@ -385,13 +460,18 @@ class Daemon:
         sleeper = await self.sleep.forget(found)
         runs = self.scheduler.instance(found) is not None
         waits = any(each.name == found for each in self.scheduler.pending)
-        if sleeper is not None and not runs and not waits:
-            return UnloadDone(token, sleeper.name, sleeper.run, 0)
-        answer = await self._ask(token, UnloadRequested(token, found))
+        is_nowhere = not runs and not waits and not self.scheduler.is_to_come_back(found)
+        want = self.wanted.forget(found) if is_nowhere else None
+        if is_nowhere and (sleeper is not None or want is not None):
+            run = sleeper.run if sleeper is not None else want.run if want is not None else ""
+            problem = await self.wanted.written()
+            return UnloadDone(token, found, run, 0, waited=sleeper is None, problem=problem)
+        answer = await self._ask(token, UnloadRequested(token, found, drain_s, force))
         if not isinstance(answer, UnloadDone):
             raise TypeError(f"unload answered with {answer!r}")
         # Had it been admitted meanwhile, it would have given something back.
-        return replace(answer, waited=waits and not runs and not answer.released_bytes)
+        waited = waits and not runs and not answer.released_bytes
+        return replace(answer, waited=waited, problem=self.wanted.problem)
 
     def _card_named(self, wanted: str | None) -> str | None:
         """The UUID of a card by its UUID, its PCI address or its number here. Raises LlmError INVALID_REQUEST."""
@@ -412,10 +492,23 @@ class Daemon:
         self._restoring.forget()
         for looked_up in self._looking_up:
             self._looking_up[looked_up] = True
+        problem = None
+        if until_resume:
+            problem = await self._keep_released()
+        else:
+            self.wanted.forget()
         answer = await self._ask(token, ReleaseRequested(token, until_resume))
         if not isinstance(answer, ReleaseDone):
             raise TypeError(f"release answered with {answer!r}")
-        return answer
+        return replace(answer, problem=problem or self.wanted.problem)
+
+    async def _keep_released(self) -> LlmError | None:
+        """Remember first that the card is given away; why that does not outlive the daemon, None where it does."""
+        try:
+            await asyncio.to_thread(self._holds.set_released, True)
+        except LlmError as error:
+            return error
+        return None
 
     async def hold_loads(self, *, held: bool) -> None:
         """Have loads wait for the return of the machine, or no longer so."""
@@ -437,6 +530,8 @@ class Daemon:
         answer = await self._ask(token, ResumeRequested(token))
         if not isinstance(answer, ResumeDone):
             raise TypeError(f"resume answered with {answer!r}")
+        if answer.was_released:
+            self.wanted.resumed()
         return answer.was_released
 
     async def pin(self, name: str, *, pinned: bool) -> Instance:
@@ -447,6 +542,33 @@ class Daemon:
         if instance is None:
             raise TypeError(f"pin answered with {answer!r}")
         return instance
+
+    async def autoload(self, name: str, *, marked: bool) -> None:
+        """Load a model at every login, as it is loaded now where it is; or no longer.
+
+        Raises:
+            LlmError: UNKNOWN_MODEL, AMBIGUOUS_MODEL; INVALID_REQUEST where the settings say so; STATE_UNUSABLE.
+        """
+        if marked:
+            found = await asyncio.to_thread(self.lookup.resolve, name)
+            await self.wanted.mark(self.wanted.mark_of(found.name))
+            return
+        by_name = {each.mark.name: each for each in await self.wanted.marked()}
+        known = tuple(Checkpoint(each, Path(each), (), 0) for each in by_name)
+        try:
+            found = resolve(name, known, self.settings.aliases)
+        except LlmError as error:
+            if error.code is ErrorCode.AMBIGUOUS_MODEL:
+                raise
+            await asyncio.to_thread(self.lookup.resolve, name)  # unknown, or only not marked
+            return
+        await self.wanted.unmark(found.name)
+        if by_name[found.name].by_setting:
+            raise LlmError(
+                ErrorCode.INVALID_REQUEST,
+                f"{found.name} is loaded at every login because the setting autoload names it",
+                hint=f"Take it out of autoload in {self.config_file} (or LLLM3090_AUTOLOAD).",
+            )
 
     async def reset(self, name: str) -> ResetDone:
         """Start a model again that failed or stays down, and forget what happened to it.
@@ -460,12 +582,29 @@ class Daemon:
             raise TypeError(f"reset answered with {answer!r}")
         return answer
 
+    async def lease(self, name: str, lease: str) -> str:
+        """Keep a model that serves from being unloaded for another one; its run. Raises LlmError NOT_LOADED."""
+        token = secrets.token_hex(8)
+        answer = await self._ask(token, LeaseAsked(token, name, lease))
+        if not isinstance(answer, LeaseGiven):
+            raise TypeError(f"a wish for a lease was answered with {answer!r}")
+        return answer.run
+
+    def give_back(self, lease: str, keep_alive_s: float | None = None) -> None:
+        """A lease is no longer needed; an unknown one is no fault. See LeaseReturned."""
+        self.submit(LeaseReturned(lease, keep_alive_s))
+
+    def _withdraw(self, load_token: str) -> None:
+        """Give up a load that is being looked up; nothing where it is not."""
+        if load_token in self._looking_up:
+            self._looking_up[load_token] = True
+            self.offers.withdraw(load_token)
+
     async def cancel(self, load_token: str) -> CancelDone:
         """Withdraw a load by its token. Raises LlmError NO_SUCH_LOAD."""
         token = secrets.token_hex(8)
         if load_token in self._looking_up:
-            self._looking_up[load_token] = True
-            self.offers.withdraw(load_token)
+            self._withdraw(load_token)
             return CancelDone(token, load_token, stopped=True)
         answer = await self._ask(token, CancelRequested(token, load_token))
         if not isinstance(answer, CancelDone):
@@ -485,7 +624,8 @@ class Daemon:
         """The same of what runs or waits for room, or to be loaded again after a sleep."""
         running = tuple(each.record.checkpoint() for each in self.scheduler.instances)
         names = {each.name for each in running}
-        waiting = {each: Checkpoint(each, Path(each), (), 0) for each in self.sleep.pending}
+        nowhere = (*self.sleep.pending, *(each.name for each in self.wanted.wants))
+        waiting = {each: Checkpoint(each, Path(each), (), 0) for each in nowhere}
         waiting |= {each.name: each.event.checkpoint for each in self.scheduler.pending}
         return self._named(name, (*running, *(waiting[each] for each in waiting.keys() - names)))
 
@@ -500,18 +640,74 @@ class Daemon:
             raise not_loaded(name, (each.name for each in checkpoints)) from error
 
     def observe(self) -> Observation:
-        """All cards now; one that cannot be read says why."""
+        """All cards now; one that cannot be read says why.
+
+        Raises:
+            LlmError: CARD_UNREADABLE for host memory, FILES_EXHAUSTED.
+        """
         # A driver may list a process that has ended: what it holds is that run's for as long as it is charged.
         self._ended = {run: each for run, each in self._ended.items() if self.scheduler.ledger.of(run)}
         runs = self._ended | {
             each.run: RunProcesses(each.main_pid, each.control_group) for each in self.scheduler.instances
         }
-        seen = observe(self.readers, runs, self._desktop_active)
+        try:
+            seen = observe(self.readers, runs, self._desktop_active, foreign=self.foreign_units.processes)
+        except (OSError, LlmError) as error:
+            shortage = exhausted(error)
+            if shortage is None:
+                raise
+            raise shortage from error
+        seen = self.card_health.judge(seen, self.readers)
         for state in seen.cards:
             for run, held in state.resident.items():
-                if held and run not in self._ended:
+                if held and run not in self._ended and run in runs:
                     self._seen[run] = seen
         return seen
+
+    def foreign_unit_views(self) -> tuple[ForeignUnitView, ...]:
+        """Units that are left alone, with what they hold now where that can be read."""
+        if not self.foreign_units.all:
+            return ()
+        observation = None
+        try:
+            observation = self.observe()
+        except LlmError as error:
+            log.warning("host memory cannot be read", extra={"reason": error.message})
+        return self.foreign_units.views(observation)
+
+    def tell_shortage(self, text: str) -> None:
+        """Remember that clients could not be taken."""
+        self.history.add(EventKind.DAEMON, message=text, actor=DAEMON)
+
+    def look_at_cards(self) -> None:
+        """Judge the cards anew where models run, so that what is said of those is true now."""
+        if any(each.state not in ENDED for each in self.scheduler.instances):
+            try:
+                self.observe()
+            except LlmError as error:
+                log.warning("host memory cannot be read", extra={"reason": error.message})
+
+    def risk_of(self, instance: Instance) -> str | None:
+        """Why a card that a model runs on cannot be trusted, as it was judged last; None where all can."""
+        if instance.state in ENDED:
+            return None
+        cards = (each.where for each in self.scheduler.ledger.of(instance.run))
+        return next((risk for card in cards if (risk := self.card_health.risk(card)) is not None), None)
+
+    async def _evidence_of(self, instance: Instance) -> str | None:
+        """What a card of a model that has just ended has reported a moment ago."""
+        try:
+            self.observe()
+        except LlmError as error:
+            log.warning("host memory cannot be read", extra={"reason": error.message})
+        if self.card_health.is_deaf:
+            told = await recent_xids(EVIDENCE_S)
+            self.card_health.hear(told, (reader.card for reader in self.readers))
+        pids = frozenset(() if instance.main_pid is None else (instance.main_pid,))
+        # Its memory may be back already, and the ledger has forgotten it.
+        cards = {each.where for each in instance.record.shares(self.card.uuid)} - {HOST}
+        found = (self.card_health.evidence(card, pids) for card in sorted(cards))
+        return next((each for each in found if each is not None), None)
 
     def _remember_processes(self, run: str) -> None:
         instance = self.scheduler.by_run(run)
@@ -528,6 +724,18 @@ class Daemon:
         self._desktop_active = await desktop_active(
             self.settings.desktop, self.card.kind, self.manager, self._sessions
         )
+
+    async def _look_at_environment(self) -> None:
+        """A session that has begun since may have exported more for all units; what is not answered soon stays."""
+        try:
+            async with asyncio.timeout(ENVIRONMENT_LIMIT_S):
+                assignments = await self.manager.manager_environment()
+        except (LlmError, TimeoutError) as error:
+            log.info("the environment of units is taken as it was", extra={"reason": str(error)})
+            return
+        inherited, policy = environment_of(assignments), self.scheduler.policy
+        if inherited != policy.inherited_environment:
+            self.scheduler.policy = replace(policy, inherited_environment=inherited)
 
     async def _ask(self, token: str, event: Event) -> Answer:
         if self._writer is None or self._writer.cancelling():
@@ -569,6 +777,7 @@ class Daemon:
         with self._chronicle.caused_by(event):
             for effect in self.scheduler.handle(event, observation):
                 self._perform(effect)
+        self.wanted.follow()  # before any of what was spawned has begun
         self._watching.arm()
 
     def _undecided(self, event: LoadRequested | Looked, error: LlmError) -> None:
@@ -608,6 +817,8 @@ class Daemon:
                 self._announce(effect)
             case TellEviction():
                 self._telling.eviction(effect)
+            case TellDrain():
+                self._telling.drain(effect)
             case TellDeviation():
                 self._telling.deviation(effect)
             case TellTier():
@@ -623,7 +834,9 @@ class Daemon:
             case WatchLoading():
                 return self._effects.watch(effect.run)
             case StopUnit():
-                return self._effects.stop_unit(effect)
+                return self.wanted.after_writing(lambda: self._effects.stop_unit(effect))
+            case DrainUnit():
+                return self._draining.drain(effect.run)
             case ReadPostMortem():
                 return self._effects.post_mortem(effect)
             case WaitForMemory():
@@ -745,25 +958,18 @@ class Daemon:
         match event:
             case UnitChanged():
                 self.submit(UnitSeen(event.status))
+                if self._reconcile.is_news(event.status):
+                    self._spawn(self._reconcile.look_at(event.status.name))
             case UnitGone():
                 self.submit(UnitVanished(event.name, event.last))
+                self._reconcile.vanished(event.name)
             case Relist():
                 self._spawn(self._reconcile.compare())
             case BusLost():
-                log.error("the connection to the user's bus is lost; models go on")
-                loop = asyncio.get_running_loop()
-                self._bus_timer = loop.call_later(BUS_LOSS_LIMIT_S, self._bus_stays_lost)
+                self.bus_loss.lost()
             case BusBack():
-                log.info("the connection to the user's bus is back")
-                if self._bus_timer is not None:
-                    self._bus_timer.cancel()
+                self.bus_loss.back()
 
-    def _bus_stays_lost(self) -> None:
+    def _fail(self, error: LlmError) -> None:
         if not self.failed.done():
-            self.failed.set_exception(
-                LlmError(
-                    ErrorCode.BUS_UNAVAILABLE,
-                    f"the user's bus did not come back within {BUS_LOSS_LIMIT_S:g} s",
-                    hint="See: systemctl --user status dbus.socket",
-                )
-            )
+            self.failed.set_exception(error)

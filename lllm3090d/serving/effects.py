@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import EXITED, UnitStatus, explain_exit
 from lllm3090d.engines.crash_causes import LINES_OF_INTEREST, CrashCause, Ending, Finding, classify
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.serving.disk_rates import DiskRates
+from lllm3090d.serving.drains import doors
 from lllm3090d.serving.engine_logs import EngineLogs, with_log_file
 from lllm3090d.serving.events import (
     Activity,
@@ -61,6 +65,7 @@ POST_MORTEM_LINES = LINES_OF_INTEREST
 MEMORY_POLL_S = 0.05
 QUARANTINE_POLL_S = 1.0
 BUS_POLL_S = 0.5
+DISK_PATIENCE_S = 2.0  # a network mount that hangs must not keep a load from being watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class Effects:
         on_progress: told how far a load is.
         fence: limits what an instance may take of its cards, whose unit runs and has a control group.
         logs: of engines; None for the journal alone.
+        card_evidence: what a card has reported that may have ended an instance; None where nobody tells.
+        disk_rates: how fast disks are; None where nobody remembers.
     """
 
     def __init__(
@@ -99,6 +106,8 @@ class Effects:
         on_progress: Callable[[LoadProgress], None],
         fence: Callable[[Instance], None] = lambda _: None,
         logs: EngineLogs | None = None,
+        card_evidence: Callable[[Instance], Awaitable[str | None]] | None = None,
+        disk_rates: DiskRates | None = None,
     ) -> None:
         self._manager = manager
         self._scheduler = scheduler
@@ -110,6 +119,8 @@ class Effects:
         self._on_progress = on_progress
         self._fence = fence
         self._logs = logs or EngineLogs()
+        self._card_evidence = card_evidence
+        self._disk_rates = disk_rates
         self._releasing: dict[str, ReleaseCheck] = {}  # in the order in which they ended
         self._starting: dict[str, asyncio.Event] = {}  # set when systemd has answered; a stop waits for that
 
@@ -186,19 +197,28 @@ class Effects:
         peaks = Peaks(run)
 
         def resident() -> int:
-            return peaks.look(self._observe())
+            return self._held_now(peaks)
+
+        latest = Progress(0, 0.0, 0.0)
 
         def tell(progress: Progress) -> None:
+            nonlocal latest
+            latest = progress
             if any(size > promised.get(where, size) for where, size in peaks.highest.items()):
                 self._submit(TakesMore(run, dict(peaks.highest)))
             self._on_progress(LoadProgress(instance, progress.resident_bytes, expected_bytes))
 
         def counters() -> LoadCounters:
-            return load_counters_of(RunProcesses(instance.main_pid, instance.control_group))
+            try:
+                return load_counters_of(RunProcesses(instance.main_pid, instance.control_group))
+            except OSError as error:  # no file descriptors, for a moment
+                log.warning("how far a load is cannot be read", extra={"reason": error.strerror})
+                return LoadCounters()
 
         settings = self._settings()
-        cap_s = load_cap_s(instance.record.size_bytes, setting_s=settings.load_cap_s)
-        limits = LoadLimits(settings.load_timeout_s, cap_s)
+        size_bytes, chosen_s = instance.record.size_bytes, settings.load_cap_s
+        cap_s = load_cap_s(size_bytes, await self._disk_rate(instance.record.path), chosen_s)
+        limits = LoadLimits(settings.load_timeout_s, cap_s, None if chosen_s else size_bytes)
         given_up = await wait_until_ready(
             instance.record.socket,
             lambda: instance.control_group or "",
@@ -212,7 +232,33 @@ class Effects:
             self._peaks[run] = peaks
             self._submit(EngineReady(run, dict(peaks.highest)))
         else:
-            self._submit(LoadStalled(run, _given_up(instance, given_up, limits, resident())))
+            self._submit(LoadStalled(run, _given_up(instance, given_up, limits, resident(), latest)))
+        if latest.disk_bytes_per_s is not None and self._disk_rates is not None:
+            # Last, for nobody is to wait for the disk; once it has begun, nothing that ends this task ends it.
+            await asyncio.to_thread(self._disk_rates.saw, instance.record.path, latest.disk_bytes_per_s)
+
+    def _look(self) -> Observation | None:
+        """The cards now; None where nothing can be read, which passes."""
+        try:
+            return self._observe()
+        except LlmError as error:
+            log.warning("the cards cannot be looked at", extra={"reason": error.message})
+            return None
+
+    def _held_now(self, peaks: Peaks) -> int:
+        """What a run holds of all cards; 0 where that is not known."""
+        seen = self._look()
+        return 0 if seen is None else peaks.look(seen)
+
+    async def _disk_rate(self, path: Path) -> float | None:
+        """What was seen of the disk that a file is on; None where nothing was, or the disk does not answer."""
+        if self._disk_rates is None:
+            return None
+        try:
+            async with asyncio.timeout(DISK_PATIENCE_S):
+                return await asyncio.to_thread(self._disk_rates.of, path)
+        except TimeoutError:
+            return None
 
     async def check_tier(self, run: str) -> None:
         """Where a cache was to be divided, find out from the log whether it is: the engine does not say so else."""
@@ -248,7 +294,7 @@ class Effects:
                 self._submit(UnitSeen(status))
 
     async def stop_unit(self, effect: StopUnit) -> None:
-        """Stop the unit; ends in StopFinished.
+        """Stop the unit, and kill it where it is not to end by itself; ends in StopFinished.
 
         Not before systemd has answered to its start: else there may be nothing to stop yet, and an engine that nobody
         knows a moment later.
@@ -261,11 +307,20 @@ class Effects:
             return self._manager.stop(effect.unit, self._settings().stop_timeout_s + STOP_MARGIN_S)
 
         try:
+            if effect.kill:
+                await self._kill(effect.unit)
             await _once_the_bus_answers(stop)
         except LlmError as error:
             self._submit(StopFinished(effect.run, error))
         else:
             self._submit(StopFinished(effect.run, None))
+
+    async def _kill(self, unit: str) -> None:
+        """What cannot be killed is stopped as any other."""
+        try:
+            await _once_the_bus_answers(lambda: self._manager.kill(unit, signal.SIGKILL))
+        except LlmError as error:
+            log.warning("a unit could not be killed", extra={"unit": unit, "reason": error.message})
 
     async def post_mortem(self, effect: ReadPostMortem) -> None:
         """Find out why the unit ended; ends in PostMortemRead."""
@@ -281,7 +336,10 @@ class Effects:
         texts = [line.message for line in lines]
         instance = self._scheduler.by_run(effect.run)
         on_card = instance is None or instance.plan.on_card
-        found = classify(_ending_of(effect.status, on_card), texts)
+        reported = None
+        if self._card_evidence is not None and instance is not None and on_card:
+            reported = await self._card_evidence(instance)
+        found = classify(_ending_of(effect.status, on_card), texts, reported)
         if found.cause is not CrashCause.UNKNOWN:
             ending = _told_once(found, ending, effect.status)
         told = f"; its last line: {texts[-1]}" if texts and texts[-1] != found.line else ""
@@ -318,7 +376,11 @@ class Effects:
         began = time.monotonic()
         late = False
         while True:
-            missing = missing_of(self._releasing.values(), self._observe())[run]
+            seen_now = self._look()
+            if seen_now is None:
+                await asyncio.sleep(QUARANTINE_POLL_S)
+                continue
+            missing = missing_of(self._releasing.values(), seen_now)[run]
             if not missing:
                 del self._releasing[run]
                 self._submit(MemoryReleased(run, {}))
@@ -346,7 +408,9 @@ class Effects:
         instance, setting = self._scheduler.by_run(run), self._settings().verify_after_load
         if instance is None or setting is VerifyAfterLoad.OFF:
             return
-        seen = self._observe()
+        seen = self._look()
+        if seen is None:
+            return
         peaks.look(seen)
         tokens = 0
         if effect.computes and wants_probe(setting, seen.card.kind):
@@ -363,7 +427,7 @@ class Effects:
             window_tokens=instance.plan.window_tokens,
             predict_tokens=1 if draft is None else draft.tokens + 1,
         )
-        found = await probe(what, lambda: peaks.look(self._observe()))
+        found = await probe(what, lambda: self._held_now(peaks))
         if found.skipped:
             log.info("a model was not verified", extra={"model": instance.name, "reason": found.skipped})
         return found.prompt_tokens
@@ -371,20 +435,26 @@ class Effects:
     async def forget(self, effect: ForgetUnit) -> None:
         """Leave nothing of a dead unit behind; what cannot be removed is only logged."""
         try:
-            effect.socket.unlink(missing_ok=True)
+            for door in doors(effect.socket):
+                door.unlink(missing_ok=True)
         except OSError as error:
             log.warning("a socket could not be removed", extra={"path": effect.socket, "reason": str(error)})
         try:
-            await self._manager.reset_failed(effect.unit)
+            await _once_the_bus_answers(lambda: self._manager.reset_failed(effect.unit))
         except LlmError as error:
             log.warning(
                 "a dead unit could not be reset", extra={"unit": effect.unit, "reason": error.message}
             )
 
 
-def _given_up(instance: Instance, verdict: LoadVerdict, limits: LoadLimits, held_bytes: int) -> LlmError:
+def _given_up(
+    instance: Instance, verdict: LoadVerdict, limits: LoadLimits, held_bytes: int, latest: Progress
+) -> LlmError:
     if verdict is LoadVerdict.TOO_LONG:
-        why, setting = f"was not ready after {limits.cap_s:g} s, although it got on", "load_cap_s"
+        cap_s = max(limits.cap_s, 0.0 if limits.file_bytes is None else latest.cap_s)
+        why, setting = f"was not ready after {cap_s:.0f} s, although it got on", "load_cap_s"
+        if latest.disk_bytes_per_s is not None:
+            why += f" (its disk gave {latest.disk_bytes_per_s / 1e6:.1f} MB/s)"
     else:
         why, setting = f"made no progress for {limits.stall_s:g} s", "load_timeout_s"
     return LlmError(
@@ -410,6 +480,7 @@ def _told_once(found: Finding, ending: str, status: UnitStatus | None) -> str:
     title = found.kind.title
     is_same = ending.startswith(title) or (status is not None and status.result == "oom-kill")
     told = ending if is_same else f"{title}; it {ending}"
+    told += f"; the card reported {found.reported}" if found.reported else ""
     return told + (f"; it said: {found.line}" if found.line else "")
 
 

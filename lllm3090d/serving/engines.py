@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from pathlib import Path
 
 from lllm3090d.engines.binaries import binaries_digest
 from lllm3090d.engines.builds import Selection, find_named, finds, select, usable
@@ -82,6 +83,12 @@ class Engines:
         known = finds(self._settings())
         found = next((each for each in known if each.name == name), None)
         return self._state(found if found is not None else find_named(known, name))
+
+    def of_server(self, server: Path) -> tuple[Build, Capabilities]:
+        """The build that an executable is of, offered or not. Raises LlmError ENGINE_..."""
+        known = next((each for each in finds(self._settings()) if each.server == server), None)
+        build = usable(known or Find(str(server), BuildKind.CANDIDATE, "a unit that runs", server))
+        return build, self._probes.get(build)
 
     def digest(self, build: Build) -> str:
         """Digest of the build's binaries; raises ENGINE_UNUSABLE."""

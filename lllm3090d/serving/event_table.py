@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 # Beside the text of an event: its other columns, both indexes, and the page it shares.
 OVERHEAD_BYTES = 150
 DAY_US = 86_400 * 1_000_000
+# By age no more than what happened in so long goes at once: a clock that is set forward by years makes everything old
+# in a moment, and what is removed does not come back with the right time.
+AT_ONCE_US = 2 * DAY_US
 # Pruning reads the sizes of all events, so it is done when this part of what is allowed has been written anew.
 PRUNE_FRACTION = 0.05
 ROUTINE_SHARE = 0.5
@@ -149,7 +152,9 @@ class EventTable:
             return
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM events WHERE at_us < ?", (now_us - bounds.days * DAY_US,))
+            (oldest_us,) = connection.execute("SELECT coalesce(min(at_us), 0) FROM events").fetchone()
+            until_us = min(now_us - bounds.days * DAY_US, oldest_us + AT_ONCE_US)
+            connection.execute("DELETE FROM events WHERE at_us < ?", (until_us,))
             connection.execute(_OLDEST_BEYOND, (1, int(bounds.size_bytes * ROUTINE_SHARE)))
             connection.execute(_OLDEST_BEYOND, (0, bounds.size_bytes))
 

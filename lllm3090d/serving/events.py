@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.checkpoints.catalogue import MeasuredSpeed
@@ -17,10 +18,16 @@ from lllm3090d.planning.calibration import Calibration, CalibrationKey, Measurem
 from lllm3090d.planning.launch import Drafter
 from lllm3090d.planning.planner import Plan, PlanRequest
 from lllm3090d.planning.reserves import Budget
+from lllm3090d.serving.drains import Drain
+from lllm3090d.serving.hangs import EngineWork, Verdict
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.ledger import Share
 from lllm3090d.serving.observation import Observation
+from lllm3090d.serving.restarts import End
 from lllm3090d.serving.unit_spec import Record, UnitSpec
+
+if TYPE_CHECKING:  # which is made of these events
+    from lllm3090d.serving.running import Evicted
 
 __all__ = ["Observation"]  # beside what is defined here: what most events are decided on
 
@@ -78,10 +85,17 @@ class LoadRequested:
 
 @dataclass(frozen=True, slots=True)
 class UnloadRequested:
-    """Somebody wants a model gone."""
+    """Somebody wants a model gone.
+
+    Attributes:
+        drain_s: how long its requests may go on; None as the policy says.
+        force: kill it at once, whatever it does.
+    """
 
     token: str
     name: str
+    drain_s: float | None = None
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +117,14 @@ class LeaseAsked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned:
-    """The use of a lease has ended; an unknown one is no fault: its model may have died."""
+    """The use of a lease has ended; an unknown one is no fault: its model may have died.
+
+    Attributes:
+        keep_alive_s: for how long the model may stay without use from now on; None for as long as before.
+    """
 
     lease: str
+    keep_alive_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +150,49 @@ class ComebackRefused:
 
     name: str
     error: LlmError
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecalled:
+    """What the daemon before this one knew of a model that had ended by itself.
+
+    Attributes:
+        name: of the model.
+        ends: since the last reset, oldest first.
+        record: of its last launch; None where only the ends are to be recalled.
+        failure: why it ended last.
+        retry_at_s: when it is started again, on the scheduler's clock; None of one that stays down.
+        next_attempt: as which attempt.
+        latch_reason, way_out: of one that stays down.
+    """
+
+    name: str
+    ends: tuple[End, ...]
+    record: Record | None = None
+    arguments: tuple[str, ...] = ()
+    card: str | None = None
+    pinned: bool = False
+    failure: LlmError | None = None
+    retry_at_s: float | None = None
+    next_attempt: int = 0
+    latch_reason: str = ""
+    way_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndWasAsked:
+    """A unit that was found dead was ended by the daemon before this one, however it looks; that is no failure."""
+
+    run: str
+    wanted: bool  # it is to be loaded again
+
+
+@dataclass(frozen=True, slots=True)
+class VictimsOwed:
+    """A launch that was found on its way up: these went for it, and are loaded again should it not come up."""
+
+    run: str
+    evicted: tuple[Evicted, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +226,20 @@ class Activity:
     Attributes:
         busy: a request is in flight; None where the engine does not tell.
         served_tokens: ever read and written; None where it does not tell. One that has grown was in use meanwhile.
+        work: what its progress is told by; None where it answers and does not tell.
     """
 
     busy: bool | None
     served_tokens: int | None
+    work: EngineWork | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The cards were read anew, and perhaps engines were asked what they are doing, by run."""
+    """The cards were read anew, and perhaps engines were asked what they are doing and whether they get on, by run."""
 
     activity: Mapping[str, Activity] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +252,11 @@ class IdleChecked:
 
 @dataclass(frozen=True, slots=True)
 class YieldWanted:
-    """Strangers need memory: these runs are to go, where they are idle still."""
+    """Strangers need memory, or nobody uses them: these runs are to go, where they are idle still."""
 
     runs: tuple[str, ...]
     reason: str
+    cause: str = "pressure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +325,21 @@ class LoadStalled:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainSeen:
+    """So many requests are still in flight of a run that is drained; None where its engine does not tell."""
+
+    run: str
+    in_flight: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainEnded:
+    """The requests of a run that is drained have ended, or their time is over."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopFinished:
     """The stop job of a run ended; error is None when the unit is gone or dead."""
 
@@ -292,6 +373,9 @@ class UnitAdopted:
     shares: tuple[Share, ...]
     measured: Mapping[str, int] = field(default_factory=dict)
     pinned: bool = False
+    drain: Drain | None = None  # it was being drained for an unload when the daemon before ended
+    reconstructed: str = ""  # why its own record was not used; empty where it was
+    file_note: str = ""  # how its files differ from those that it was loaded from; empty where they do not
 
 
 Event = (
@@ -303,6 +387,9 @@ Event = (
     | PinRequested
     | ResetRequested
     | ComebackRefused
+    | FailureRecalled
+    | EndWasAsked
+    | VictimsOwed
     | ReleaseRequested
     | ResumeRequested
     | HoldLoads
@@ -317,6 +404,8 @@ Event = (
     | EngineReady
     | LoadStalled
     | TierChecked
+    | DrainSeen
+    | DrainEnded
     | StopFinished
     | PostMortemRead
     | MemoryReleased
@@ -344,10 +433,18 @@ class WatchLoading:
 
 @dataclass(frozen=True, slots=True)
 class StopUnit:
-    """Ask systemd to stop the unit of a run."""
+    """Ask systemd to stop the unit of a run; to kill it first where it is not to end by itself."""
 
     run: str
     unit: str
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainUnit:
+    """Refuse new requests to a run and wait for those in flight; ends in DrainEnded, unless somebody was faster."""
+
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +516,7 @@ class Restore:
     reason: str
     attempt: int = 0
     tries: int = 0  # so many came before that were refused for what passes
+    least_context_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +527,17 @@ class TellEviction:
     run: str
     cause: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrain:
+    """Tell the world that a model that goes has requests in flight, and what became of them."""
+
+    name: str
+    run: str
+    in_flight: int | None
+    limit_s: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +667,8 @@ class UnloadDone:
     run: str
     released_bytes: int
     waited: bool = False  # nothing ran: a load that waited for room was cancelled
+    unfinished: int | None = None  # requests that were cut off after a drain; None where nobody counted
+    problem: LlmError | None = None  # why that it is not wanted any more does not outlive the daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -602,6 +713,7 @@ class ReleaseDone:
     token: str
     names: tuple[str, ...]
     released_bytes: int
+    problem: LlmError | None = None  # why it does not outlive the daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,6 +760,7 @@ Effect = (
     StartUnit
     | WatchLoading
     | StopUnit
+    | DrainUnit
     | ReadPostMortem
     | WaitForMemory
     | ForgetUnit
@@ -657,6 +770,7 @@ Effect = (
     | Verify
     | Restore
     | TellEviction
+    | TellDrain
     | TellDeviation
     | Learn
     | LearnOutOfMemory

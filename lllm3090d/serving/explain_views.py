@@ -104,6 +104,8 @@ def explain_view(
         run=instance.run,
         state=instance.state,
         engine_version=instance.record.engine_version,
+        reconstructed=instance.reconstructed or None,
+        file_note=instance.file_note or None,
         evidence=weakest(instance.plan.quote) if instance.plan.quote.items else None,
         memories=tuple(
             _memory(share, observation, log if not divided or share.where == HOST else MemoryLog(), limits)

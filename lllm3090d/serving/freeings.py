@@ -7,6 +7,7 @@ is covered by the desktop reserve anyway gives nothing when it is closed.
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from lllm3090d.planning.reserves import Budget
 from lllm3090d.planning.units import mib_text
 from lllm3090d.serving.commands import unloading
 from lllm3090d.serving.ledger import Reservation, ReservationState
-from lllm3090d.serving.observation import Stranger
+from lllm3090d.serving.observation import Stranger, is_foreign_unit
 
 GIB = 1 << 30
 SECONDS_OF_MINUTES = 120  # from here on an age is told in minutes
@@ -130,6 +131,7 @@ class Freeing:
         to_come_bytes: what was still on its way.
         foreign_bytes: what others would no longer hold.
         is_desktop: nothing is kept for a desktop any more.
+        is_unit: a foreign unit gives it back, which is charged like a model.
     """
 
     kind: RemedyKind
@@ -140,11 +142,12 @@ class Freeing:
     to_come_bytes: int = 0
     foreign_bytes: int = 0
     is_desktop: bool = False
+    is_unit: bool = False
 
     @property
     def is_ours(self) -> bool:
         """One of our models gives it back."""
-        return bool(self.charged_bytes)
+        return bool(self.charged_bytes) and not self.is_unit
 
     @property
     def ease(self) -> int:
@@ -173,6 +176,7 @@ def gain_bytes(budget: Budget, freed: Iterable[Freeing]) -> int:
 def all_freeings(scene: Scene) -> tuple[Freeing, ...]:
     """Everybody who could give memory back, the easiest first."""
     found = [*(_of_ours(scene, each) for each in scene.reservations), *_of_strangers(scene)]
+    found += _of_units(scene)
     return tuple(sorted(found, key=lambda each: (each.ease, each.charged_bytes + each.foreign_bytes)))
 
 
@@ -248,6 +252,27 @@ def _of_ours(scene: Scene, reservation: Reservation) -> Freeing:
         held_bytes=scene.held.get(reservation.run, 0),
         to_come_bytes=to_come,
     )
+
+
+def foreign_units(scene: Scene) -> dict[str, int]:
+    """What units that are left alone hold of the memory, by name, the largest first."""
+    found = {name: size for name, size in scene.held.items() if is_foreign_unit(name) and size}
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _of_units(scene: Scene) -> list[Freeing]:
+    """What units that are left alone could give back, which a person may stop."""
+    return [
+        Freeing(
+            RemedyKind.CLOSE,
+            f"stop the foreign unit {name} ({size_text(size)})",
+            f"systemctl --user stop {shlex.quote(name)}",
+            charged_bytes=size,
+            held_bytes=size,
+            is_unit=True,
+        )
+        for name, size in foreign_units(scene).items()
+    ]
 
 
 def _of_strangers(scene: Scene) -> list[Freeing]:

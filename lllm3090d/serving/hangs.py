@@ -25,7 +25,8 @@ from typing import TypeGuard
 MARGIN = 10.0
 # Work without tokens has its time in here: shaders that are compiled, prompts that are saved, images that are encoded.
 LEAST_S = 120.0
-# Of an engine of which no speed was ever measured: a batch of 2048 tokens at 2 tokens a second, and no margin.
+# Of an engine of which no speed was ever measured: a batch of 2048 tokens at 2 tokens a second, and no margin. It and
+# the bound of a kernel that spins follow LEAST_S where that is set otherwise.
 LEAST_UNMEASURED_S = 1024.0
 # Of the steps before, so many tell what the next one may take.
 RECENT_STEPS = 16
@@ -57,6 +58,25 @@ class SlotLook:
     prompt_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What an engine says of its work.
+
+    Attributes:
+        slots: those of a busy engine, none of one that is idle; None where it did not answer in time.
+        waiting: requests that wait for a slot.
+        in_flight: requests, waiting ones included; None where it did not answer in time.
+        prompt_tokens_per_s: since its start, by its own measurement; None before it has computed anything.
+        token_s: seconds for one generated token, likewise.
+    """
+
+    slots: tuple[SlotLook, ...] | None = None
+    waiting: int = 0
+    in_flight: int | None = None
+    prompt_tokens_per_s: float | None = None
+    token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +123,14 @@ class Pace:
         prompt_tokens_per_s: measured; None unknown.
         token_s: seconds for one generated token, measured; None unknown.
         extra_s: allowed on top for work that has no tokens, such as an image that is encoded in host memory.
+        least_s: patience at least, where a speed is known; the other bounds are in proportion to it.
     """
 
     batch_tokens: int
     prompt_tokens_per_s: float | None = None
     token_s: float | None = None
     extra_s: float = 0.0
+    least_s: float = LEAST_S
 
     @property
     def step_s(self) -> float | None:
@@ -140,8 +162,7 @@ class Step(enum.StrEnum):
 
     NOTHING = "nothing"
     REPORT = "report"  # say that it is stalled, and touch nothing
-    RESTART = "restart"  # drain it, stop it and load it again
-    LATCH = "latch"  # the same, and leave it down: it hung again after its restart
+    RESTART = "restart"  # drain it, stop it and load it again, unless that was done before
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +205,11 @@ class HangTrack:
 
     def patience_s(self, pace: Pace) -> float:
         """Seconds at work without progress after which it is stalled."""
-        measured = pace.step_s
+        measured, scale = pace.step_s, pace.least_s / LEAST_S
         # Without a measurement a few quick tokens say nothing of the time that a whole batch takes.
-        least = LEAST_UNMEASURED_S if measured is None else LEAST_S
+        least = LEAST_UNMEASURED_S * scale if measured is None else pace.least_s
         patience = max(least, MARGIN * max((measured or 0.0, *self.steps_s))) + pace.extra_s
-        return max(SPINNING_LEAST_S, patience * SPINNING_SHARE) if self.spins else patience
+        return max(SPINNING_LEAST_S * scale, patience * SPINNING_SHARE) if self.spins else patience
 
     def verdict(self, pace: Pace) -> Verdict:
         """Of the last look."""
@@ -207,21 +228,18 @@ class HangTrack:
         )
 
 
-def next_step(verdict: Verdict, *, reported: bool, restarted_before: bool) -> Step:
-    """What to do: report, then restart once, then leave it down.
+def next_step(verdict: Verdict, *, reported: bool) -> Step:
+    """What to do: report, then restart.
 
     Args:
         verdict: of the last look.
         reported: this stall has been reported.
-        restarted_before: the model was restarted for a stall, and has not served for long since.
     """
     if not verdict.stalled:
         return Step.NOTHING
     if not reported:
         return Step.REPORT
-    if verdict.idle_s <= RESTART_AT * verdict.patience_s:
-        return Step.NOTHING
-    return Step.LATCH if restarted_before else Step.RESTART
+    return Step.RESTART if verdict.idle_s > RESTART_AT * verdict.patience_s else Step.NOTHING
 
 
 def _spins(look: Look) -> bool:

@@ -18,7 +18,7 @@ class InstanceState(enum.StrEnum):
     READY = "ready"  # answers, nothing in flight
     BUSY = "busy"  # answers, requests in flight
     STALLED = "stalled"  # busy without progress
-    STOPPING = "stopping"  # the unit was asked to stop
+    STOPPING = "stopping"  # its requests may still end, or the unit was asked to stop
     STUCK = "stuck"  # survived SIGKILL
     RELEASING = "releasing"  # the unit is gone, its memory is not back yet
     GONE = "gone"  # nothing is left

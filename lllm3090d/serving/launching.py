@@ -13,9 +13,10 @@ from lllm3090d.planning.calibration import Calibration, CalibrationKey, launch_t
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.quote import Place
 from lllm3090d.planning.request import PlanRequest
-from lllm3090d.serving.admitting import Admit, cards_of
+from lllm3090d.serving.admitting import Admit
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.extras import extra_of
+from lllm3090d.serving.fitting import cards_of
 from lllm3090d.serving.ledger import Share
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.policy import Policy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.engines.crash_causes import OUT_OF_DEVICE_MEMORY
@@ -15,9 +16,11 @@ from lllm3090d.errors import LlmError
 from lllm3090d.planning.calibration import Measurement, comparable_bytes, deviation, deviation_limit_bytes
 from lllm3090d.planning.units import mib_text
 from lllm3090d.serving import refusals
+from lllm3090d.serving.adoption import is_dead
 from lllm3090d.serving.events import (
     Announce,
     CheckTier,
+    DrainUnit,
     Effect,
     EngineReady,
     Failed,
@@ -116,6 +119,7 @@ class Lives:
             self._unit_ended(instance, status)
         elif status.active_state == "deactivating" and instance.state in SERVING | ON_THE_WAY_UP:
             self._interrupt(instance, refusals.stopped_by_somebody(instance.name))
+            instance.unwanted = True
             self._move(instance, S.STOPPING, "systemd stops the unit")
         elif status.active_state == "active" and instance.state is S.STARTING:
             self._move(instance, S.LOADING, "engine executed")
@@ -123,6 +127,7 @@ class Lives:
         elif renewed and instance.state in {S.STOPPING, S.STUCK}:
             # Somebody restarted it (systemctl restart). What is on its way down never serves again: without another
             # stop it would run on, and be waited for, for ever.
+            instance.drain = None
             self._do(StopUnit(instance.run, instance.unit))
 
     def _on_engine_ready(self, event: EngineReady) -> None:
@@ -200,10 +205,13 @@ class Lives:
             self._do(TellTier(instance.name, instance.run, event.in_force, event.reason))
 
     def _on_adopted(self, event: UnitAdopted) -> None:
-        record = event.record
-        if record.name in self._instances:
+        record, status = event.record, event.status
+        known = self._instances.get(record.name)
+        is_here = known is not None and (known.state not in ENDED or is_dead(status))
+        if is_here or self.ledger.of(record.run):
             return
-        status = event.status
+        if known is not None:  # only the memory of a failure, and here is one that runs
+            self._forget_unit(known)
         instance = Instance(
             record=record,
             plan=record.plan(),
@@ -212,29 +220,40 @@ class Lives:
             invocation_id=status.invocation_id or None,
             main_pid=status.main_pid or None,
             control_group=status.control_group or None,
+            found_unit=status.name,
+            reconstructed=event.reconstructed,
+            file_note=event.file_note,
         )
         self._instances[record.name] = instance
         instance.pinned = event.pinned
         self.ledger.hold(record.run, record.name, event.shares, self.clock())
-        if status.is_failed or status.is_gone:
+        if is_dead(status):
             self._unit_ended(instance, status)
         elif status.active_state == "deactivating":
             self._move(instance, S.STOPPING, "found stopping")
-        elif status.active_state == "active" and event.healthy:
+            # Whoever asked for it may be gone: somebody has to notice an engine that does not end.
+            self._do(StopUnit(instance.run, instance.unit))
+        elif status.is_active and event.drain is not None:
+            instance.drain, instance.unwanted = event.drain, True
+            self._move(instance, S.STOPPING, "found draining")
+            self._do(DrainUnit(instance.run))
+        elif status.is_active and event.healthy:
             self.ledger.confirm(record.run, event.measured, self.clock())
             self._move(instance, S.READY, "found running")
             self._is_ready(instance)
-        elif status.active_state == "active":
+        elif status.is_active:
             self._move(instance, S.LOADING, "found loading")
             self._do(WatchLoading(instance.run))
 
     # --- the way down -------------------------------------------------------------------------------------------
 
-    def _stop(self, instance: Instance, reason: str, waiters_are_told: LlmError | None) -> None:
+    def _stop(
+        self, instance: Instance, reason: str, waiters_are_told: LlmError | None, *, kill: bool = False
+    ) -> None:
         if waiters_are_told is not None:
             self._interrupt(instance, waiters_are_told)
         self._move(instance, S.STOPPING, reason)
-        self._do(StopUnit(instance.run, instance.unit))
+        self._do(StopUnit(instance.run, instance.unit, kill))
 
     def _interrupt(self, instance: Instance, error: LlmError) -> None:
         for token in instance.waiters:
@@ -273,6 +292,7 @@ class Lives:
         # A serving engine that ends with success was told to by somebody (systemctl stop); one that loads was not.
         ended_well = status is None or status.result == "success"
         if asked_for or (ended_well and instance.state in SERVING):
+            instance.unwanted = instance.unwanted or not asked_for
             self._end(instance, status, None)
         else:
             self._end(instance, status, None, post_mortem=True)
@@ -287,6 +307,9 @@ class Lives:
     ) -> None:
         """Nothing of the unit runs any more: give its memory back and find out why it ended."""
         instance.failure = error or instance.failure
+        if instance.drain is not None:  # it has ended before its requests
+            instance.unfinished = instance.drain.in_flight
+            instance.drain = None
         self._move(instance, S.RELEASING, "unit ended")
         self.ledger.releasing(instance.run, self.clock())
         instance.memory_pending = True
@@ -338,7 +361,8 @@ class Lives:
         if instance.retry_at_s is None:
             self._forget_unit(instance)
         for token in instance.unloaders:
-            self._do(UnloadDone(token, instance.name, instance.run, instance.released_bytes))
+            done = UnloadDone(token, instance.name, instance.run, instance.released_bytes)
+            self._do(replace(done, unfinished=instance.unfinished))
         if instance.unloaders:
             self._instances.pop(instance.name, None)
         instance.unloaders.clear()

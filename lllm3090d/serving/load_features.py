@@ -19,6 +19,8 @@ def load_features(event: LoadRequested, observation: Observation) -> Features:
     """
     card, reading = observation.card, observation.main.reading
     offered = features(event.capabilities, card, observation.host)
+    if offered.tier is None:  # speeds are for a tier alone
+        return offered
     total_bytes = card.total_bytes if reading is None else reading.total_bytes
     return predicting(
         offered, event.speeds, profile_of(card.name, total_bytes // MIB, card.compute_capability)

@@ -16,11 +16,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-# Disks are not measured before the first load: as much as a slow hard disk or a network file system gives.
+# Before the first load that read from a disk nobody knows it: what a slow hard disk or a network file system gives.
 ASSUMED_DISK_BYTES_PER_S = 30_000_000
 # Reading is hardly ever all: weights are copied to a card, repacked, and shaders are compiled.
 CAP_MARGIN = 8.0
 LEAST_CAP_S = 1800.0
+# What is slower is no disk, but an engine that reads a little now and then: else such a one would never be given up.
+SLOWEST_DISK_BYTES_PER_S = 500_000
+# Below this the rate of a disk says more of its start-up and of the page cache than of the disk.
+LEAST_MEASURED_BYTES = 64 << 20
 
 
 class LoadVerdict(enum.StrEnum):
@@ -62,10 +66,13 @@ class LoadLimits:
     Attributes:
         stall_s: seconds without progress.
         cap_s: seconds altogether; see :func:`load_cap_s`.
+        file_bytes: of what is read; with it a disk that turns out slower than was known makes the cap longer. None
+            where the cap is a person's choice.
     """
 
     stall_s: float
     cap_s: float = float("inf")
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +84,14 @@ class LoadTrack:
         progressed_s: when a counter last grew.
         seen_s: the last look.
         highest: of each counter.
+        disk_s: when something last came from the disk; None where nothing ever did.
     """
 
     began_s: float
     progressed_s: float
     seen_s: float
     highest: Mapping[str, int] = field(default_factory=dict)
+    disk_s: float | None = None
 
     @classmethod
     def start(cls, now_s: float) -> LoadTrack:
@@ -104,21 +113,34 @@ class LoadTrack:
         known = counters.known()
         grown = any(value > self.highest.get(name, 0) for name, value in known.items())
         highest = {**self.highest, **{n: max(v, self.highest.get(n, 0)) for n, v in known.items()}}
+        read = known.get("disk_bytes", 0) > self.highest.get("disk_bytes", 0)
         return replace(
-            self, seen_s=now_s, progressed_s=now_s if grown else self.progressed_s, highest=highest
+            self,
+            seen_s=now_s,
+            progressed_s=now_s if grown else self.progressed_s,
+            highest=highest,
+            disk_s=now_s if read else self.disk_s,
         )
 
     def verdict(self, limits: LoadLimits) -> LoadVerdict:
         """Of the last look."""
         if self.idle_s > limits.stall_s:
             return LoadVerdict.STALLED
-        return LoadVerdict.TOO_LONG if self.elapsed_s > limits.cap_s else LoadVerdict.GOES_ON
+        return LoadVerdict.TOO_LONG if self.elapsed_s > self.cap_s(limits) else LoadVerdict.GOES_ON
+
+    def cap_s(self, limits: LoadLimits) -> float:
+        """Seconds altogether, with what this load has shown of the disk."""
+        if limits.file_bytes is None:
+            return limits.cap_s
+        return max(limits.cap_s, load_cap_s(limits.file_bytes, self.disk_bytes_per_s))
 
     @property
     def disk_bytes_per_s(self) -> float | None:
-        """What the disk gave on average; None where nothing came from it, or nobody can tell."""
-        size = self.highest.get("disk_bytes", 0)
-        return size / self.elapsed_s if size and self.elapsed_s > 0 else None
+        """What the disk gave on average while something came from it; None where too little did to tell."""
+        size, until_s = self.highest.get("disk_bytes", 0), self.disk_s
+        if size < LEAST_MEASURED_BYTES or until_s is None or until_s <= self.began_s:
+            return None
+        return size / (until_s - self.began_s)
 
 
 def load_cap_s(file_bytes: int, disk_bytes_per_s: float | None = None, setting_s: float = 0.0) -> float:
@@ -126,11 +148,12 @@ def load_cap_s(file_bytes: int, disk_bytes_per_s: float | None = None, setting_s
 
     Args:
         file_bytes: of everything that is read: shards, projector, drafter.
-        disk_bytes_per_s: as measured; None unknown. A measured rate only lengthens the time: what came from the page
-            cache yesterday may come from a sleeping disk today.
+        disk_bytes_per_s: as measured (:mod:`lllm3090d.serving.disk_rates`); None unknown. A measured rate only
+            lengthens the time: what came from the page cache yesterday may come from a sleeping disk today.
         setting_s: a person's choice, which is taken as it is; 0 for none.
     """
     if setting_s > 0:
         return setting_s
     rate = min(disk_bytes_per_s or ASSUMED_DISK_BYTES_PER_S, ASSUMED_DISK_BYTES_PER_S)
+    rate = max(rate, SLOWEST_DISK_BYTES_PER_S)
     return LEAST_CAP_S + CAP_MARGIN * file_bytes / rate

@@ -203,6 +203,10 @@ class Lookup:
             log.info("a drafter is left aside", extra={"path": str(companion.path), "reason": error.message})
             return None
 
+    def drafter_facts(self, shards: Sequence[Path]) -> CheckpointFacts:
+        """Of a file that drafts, whatever model it drafts for; blocks and raises as ``read_drafter_facts``."""
+        return self._drafters.get(shards)
+
     def projector(self, checkpoint: Checkpoint) -> ProjectorFacts | None:
         """Of the file that goes with a model; blocking. Raises what is wrong with it."""
         if checkpoint.projector is None:

@@ -6,6 +6,8 @@ What is ours is told by control group, so that an engine's child processes count
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.host import HostMemoryReader
@@ -30,6 +32,8 @@ def observe(
     runs: Mapping[str, RunProcesses],
     desktop_active: bool | None,
     roots: Roots = SYSTEM,
+    *,
+    foreign: Mapping[str, RunProcesses] = MappingProxyType({}),
 ) -> Observation:
     """Read all cards now and attribute what our engines hold. A card that cannot be read carries its error.
 
@@ -38,11 +42,14 @@ def observe(
         runs: processes of each run, by run.
         desktop_active: whether a desktop session is on the machine; None when unknown.
         roots: where proc and control groups are mounted.
+        foreign: processes of foreign units, by unit; what they hold is told beside that of runs.
 
     Raises:
         LlmError: CARD_UNREADABLE where host memory beside the cards cannot be read.
     """
-    states = tuple(_state(reader, runs, roots) for reader in readers)
+    known = _Known({**foreign, **runs}, any(run.main_pid is not None for run in runs.values()))
+    runs = known.runs
+    states = tuple(_state(reader, known, roots) for reader in readers)
     if states[0].card.kind is CardKind.CPU:
         return Observation(states, desktop_active)
     host = HostMemoryReader(roots.proc / "meminfo").read()
@@ -54,7 +61,16 @@ def observe(
     return Observation(states, desktop_active, HostMemory(host.free_bytes, host.total_bytes), in_use)
 
 
-def _state(reader: CardReader, runs: Mapping[str, RunProcesses], roots: Roots) -> CardState:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Processes of runs and of foreign units, and whether one of the runs has any."""
+
+    runs: Mapping[str, RunProcesses]
+    has_engine: bool
+
+
+def _state(reader: CardReader, known: _Known, roots: Roots) -> CardState:
+    runs = known.runs
     if isinstance(reader, SysfsReader):
         reader.watch(frozenset().union(*(pids_of(run, roots) for run in runs.values())))
     try:
@@ -69,12 +85,11 @@ def _state(reader: CardReader, runs: Mapping[str, RunProcesses], roots: Roots) -
             resident={run: memory.resident_bytes for run, memory in held.items() if memory is not None},
             in_use={run: memory.anonymous_bytes for run, memory in held.items() if memory is not None},
         )
-    return _attributed(reader, reading, runs, roots)
+    return _attributed(reader, reading, known, roots)
 
 
-def _attributed(
-    reader: CardReader, reading: MemoryReading, runs: Mapping[str, RunProcesses], roots: Roots
-) -> CardState:
+def _attributed(reader: CardReader, reading: MemoryReading, known: _Known, roots: Roots) -> CardState:
+    runs = known.runs
     held: dict[str, int] = {}
     strangers = []
     told = reading.processes_known
@@ -92,7 +107,7 @@ def _attributed(
         else:
             held[owner] = held.get(owner, 0) + process.used_bytes
     lists_numbers_of_host = reader.card.kind is CardKind.NVIDIA
-    if lists_numbers_of_host and not held and any(run.main_pid is not None for run in runs.values()):
+    if lists_numbers_of_host and not held and known.has_engine:
         # None of our engines is on the list, and somebody holds memory that nobody here accounts for: inside a
         # container NVML lists no process, or those of the host by the host's numbers. Then it may be ours.
         told = told and reading.used_bytes - explained < UNEXPLAINED_BYTES

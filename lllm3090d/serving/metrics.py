@@ -45,16 +45,22 @@ class Figures:
     waiting: int
 
 
-def exposition(figures: Figures) -> bytes:
-    """The text of a scrape."""
+def exposition(figures: Figures, more: Iterable[Metric] = ()) -> bytes:
+    """The text of a scrape.
+
+    Args:
+        figures: ours.
+        more: those of other parts.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(figures))
+    registry.register(_Figures(figures, tuple(more)))
     return generate_latest(registry)
 
 
 class _Figures(Collector):
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: Figures, more: tuple[Metric, ...]) -> None:
         self._figures = figures
+        self._more = more
 
     def collect(self) -> Iterator[Metric]:
         figures = self._figures
@@ -63,23 +69,24 @@ class _Figures(Collector):
         yield GaugeMetricFamily(
             "lllm3090_start_time_seconds", "When the daemon started, since 1970.", value=started
         )
-        yield _gauge(
+        yield gauge(
             "lllm3090_released", "1 while the cards are released.", (), [((), figures.gpus.released)]
         )
         yield from _cards(figures.gpus.gpus)
         yield from _memories(figures.gpus)
         yield from _reservations(figures.gpus)
         counts = {(state,): figures.states.count(state) for state in InstanceState}
-        yield _gauge("lllm3090_instances", "Models by state.", ("state",), counts.items())
+        yield gauge("lllm3090_instances", "Models by state.", ("state",), counts.items())
         yield from _statistics(figures.statistics)
-        yield _gauge("lllm3090_queue_length", "Loads that wait for room.", (), [((), figures.waiting)])
+        yield gauge("lllm3090_queue_length", "Loads that wait for room.", (), [((), figures.waiting)])
+        yield from self._more
 
 
 def _cards(gpus: Iterable[GpuView]) -> Iterator[Metric]:
     """What the drivers told; a card that could not be read has no figures, and never a 0 in place of one."""
     names = ("card", "name")
     readable = {(gpu.uuid, gpu.name): gpu.reading is not None for gpu in gpus}
-    yield _gauge(
+    yield gauge(
         "lllm3090_card_readable", "1 where the card's memory could be read.", names, readable.items()
     )
     read = [(gpu, gpu.reading) for gpu in gpus if gpu.reading is not None]
@@ -96,7 +103,7 @@ def _cards(gpus: Iterable[GpuView]) -> Iterator[Metric]:
     )
     for word, text, rows in told:
         values = {(gpu.uuid, gpu.name): size for gpu, size in rows if size is not None}
-        yield _gauge(f"lllm3090_card_{word}_bytes", text, names, values.items())
+        yield gauge(f"lllm3090_card_{word}_bytes", text, names, values.items())
 
 
 def _memories(gpus: Gpus) -> Iterator[Metric]:
@@ -108,12 +115,12 @@ def _memories(gpus: Gpus) -> Iterator[Metric]:
     for where, parts in memories:
         for kind in PartKind if parts else ():
             values[where, kind] = sum(part.bytes for part in parts if part.kind is kind)
-    yield _gauge(
+    yield gauge(
         "lllm3090_memory_bytes", "A memory by owner; all of it adds up.", ("memory", "owner"), values.items()
     )
     if gpus.host:
         for word, size in (("total", gpus.host.total_bytes), ("available", gpus.host.available_bytes)):
-            yield _gauge(f"lllm3090_host_{word}_bytes", "Host memory beside the cards.", (), [((), size)])
+            yield gauge(f"lllm3090_host_{word}_bytes", "Host memory beside the cards.", (), [((), size)])
 
 
 def _reservations(gpus: Gpus) -> Iterator[Metric]:
@@ -126,53 +133,54 @@ def _reservations(gpus: Gpus) -> Iterator[Metric]:
     names = ("model", "run", "memory")
     reserved = {key: each.reserved_bytes for key, each in rows}
     measured = {key: each.measured_bytes for key, each in rows if each.measured_bytes is not None}
-    yield _gauge("lllm3090_reserved_bytes", "The price a model was admitted at.", names, reserved.items())
-    yield _gauge("lllm3090_measured_bytes", "The most a model was seen to take.", names, measured.items())
+    yield gauge("lllm3090_reserved_bytes", "The price a model was admitted at.", names, reserved.items())
+    yield gauge("lllm3090_measured_bytes", "The most a model was seen to take.", names, measured.items())
 
 
 def _statistics(statistics: Statistics) -> Iterator[Metric]:
     loads = {(outcome,): statistics.loads[outcome] for outcome in LoadOutcome}
-    yield _counter("lllm3090_loads", "Admitted loads by outcome.", ("outcome",), loads.items())
+    yield counter("lllm3090_loads", "Admitted loads by outcome.", ("outcome",), loads.items())
     refusals = {(code,): count for code, count in statistics.refusals.items()}
-    yield _counter("lllm3090_refusals", "Refused loads by code.", ("code",), refusals.items())
-    yield _counter(
+    yield counter("lllm3090_refusals", "Refused loads by code.", ("code",), refusals.items())
+    yield counter(
         "lllm3090_evictions", "Models that were evicted.", ("model", "cause"), statistics.evictions.items()
     )
     waits = {
         (outcome,): statistics.waits[outcome] for outcome in QueueOutcome if outcome in statistics.waits
     }
-    yield _histogram(
+    yield histogram(
         "lllm3090_queue_wait_seconds", "How long loads waited for room.", ("outcome",), waits.items()
     )
     seconds = {(name,): each for name, each in statistics.load_seconds.items()}
-    yield _histogram("lllm3090_load_seconds", "From admission to ready.", ("model",), seconds.items())
+    yield histogram("lllm3090_load_seconds", "From admission to ready.", ("model",), seconds.items())
     errors = {(name,): error for name, error in statistics.estimate_errors.items()}
-    yield _gauge(
-        "lllm3090_estimate_error_ratio", "Measured over quoted, less 1.", ("model",), errors.items()
-    )
+    yield gauge("lllm3090_estimate_error_ratio", "Measured over quoted, less 1.", ("model",), errors.items())
 
 
-def _gauge(
+def gauge(
     name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[Labels, float]]
 ) -> GaugeMetricFamily:
+    """A family of gauges: values by the values of their labels."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for key, value in rows:
         family.add_metric(list(key), value)
     return family
 
 
-def _counter(
+def counter(
     name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[Labels, int]]
 ) -> CounterMetricFamily:
+    """The same of counters; ``_total`` is put behind the name."""
     family = CounterMetricFamily(name, text, labels=labels)
     for key, value in rows:
         family.add_metric(list(key), value)
     return family
 
 
-def _histogram(
+def histogram(
     name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[Labels, Histogram]]
 ) -> HistogramMetricFamily:
+    """The same of histograms."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for key, each in rows:
         family.add_metric(list(key), each.cumulative(), each.sum_s)

@@ -11,6 +11,13 @@ from lllm3090d.planning.reserves import host_reserve_bytes
 from lllm3090d.planning.tier_conditions import HostMemory
 
 HOST = "host"  # in place of a card's UUID: memory of the machine
+# What a foreign unit holds stands under its name, in the place of a run, which has no dot.
+FOREIGN_SUFFIX = ".service"
+
+
+def is_foreign_unit(run: str) -> bool:
+    """It is no launch of ours but a unit that is left alone (:mod:`lllm3090d.serving.foreign_units`)."""
+    return run.endswith(FOREIGN_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class CardState:
             memory without the pages of mapped files, which the kernel counts as available.
         strangers: who else holds memory, largest first, where the driver tells.
         attributed: the driver tells who holds how much; else resident and in_use are empty.
+        fault: why nothing is to be put on it although it can be read; None where it is sound.
     """
 
     card: Card
@@ -65,6 +73,19 @@ class CardState:
     in_use: Mapping[str, int] = field(default_factory=dict)
     strangers: tuple[Stranger, ...] = ()
     attributed: bool = True
+    fault: LlmError | None = None
+
+    @property
+    def problem(self) -> LlmError | None:
+        """Why it gives nothing; None where it does."""
+        return self.error or self.fault
+
+    def usable(self) -> MemoryReading:
+        """The reading of a card that something may be put on. Raises LlmError CARD_UNREADABLE, CARD_AT_RISK."""
+        reading = self.read()
+        if self.fault is not None:
+            raise self.fault
+        return reading
 
     def read(self) -> MemoryReading:
         """The reading. Raises LlmError CARD_UNREADABLE where there is none."""

@@ -23,9 +23,9 @@ from lllm3090d.planning.request import Room
 from lllm3090d.planning.unruled import Steps, UnruledQuestion, most_room_bytes
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import rooms
-from lllm3090d.serving.admitting import room_for, usable_cards
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.extras import asked_of, extra_of
+from lllm3090d.serving.fitting import room_for, usable_cards
 from lllm3090d.serving.instance import ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.ledger import ReservationState
 from lllm3090d.serving.lookup import Lookup

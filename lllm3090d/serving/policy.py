@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lllm3090d.planning.compute import Margins
 from lllm3090d.planning.planner import PlanPolicy
 from lllm3090d.planning.reserves import ReservePolicy
 from lllm3090d.serving.restarts import RestartPolicy
-from lllm3090d.settings import Settings
+from lllm3090d.settings import HangPolicy, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Policy:
         least_idle_s: how long a model must have been idle before it may go for another one.
         reasoning: what engines that can do with what clients say about it.
         log_files_dir: where each engine writes its log; None for the journal.
+        drain_s: how long requests in flight may take when a model is unloaded.
+        restart_hung: a model that is stalled for long is stopped and started again.
     """
 
     plan: PlanPolicy
@@ -47,6 +49,14 @@ class Policy:
     restarts: RestartPolicy | None = None
     reasoning: ReasoningRules = field(default_factory=ReasoningRules)
     log_files_dir: Path | None = None
+    drain_s: float = 0.0
+    restart_hung: bool = False
+
+
+def environment_of(assignments: Iterable[str]) -> Mapping[str, str]:
+    """``NAME=value`` texts as a mapping."""
+    parts = (item.partition("=") for item in assignments)
+    return {name: value for name, _, value in parts}
 
 
 def policy_of(
@@ -84,4 +94,6 @@ def policy_of(
         restarts=RestartPolicy(base_s=settings.restart_pause_s) if settings.restart_failed else None,
         reasoning=settings.reasoning,
         log_files_dir=log_files_dir,
+        drain_s=settings.drain_s,
+        restart_hung=settings.hang_policy is HangPolicy.RESTART,
     )

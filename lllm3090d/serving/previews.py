@@ -26,7 +26,6 @@ from lllm3090d.planning.speeds import predicting, shown_speed
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import held_now
-from lllm3090d.serving.admitting import card_name, cards_of, cards_of_plan, room_for, usable_cards
 from lllm3090d.serving.catalogue_plans import catalogue_plan
 from lllm3090d.serving.catalogues import NOT_ON_DISK, KnownModels, known_models
 from lllm3090d.serving.commands import NOBODY, Wish
@@ -45,6 +44,7 @@ from lllm3090d.serving.engine_check import Asked, EngineChecks
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import holders
 from lllm3090d.serving.extras import asked_of, extra_of
+from lllm3090d.serving.fitting import card_name, cards_of, cards_of_plan, room_for, usable_cards
 from lllm3090d.serving.instance import ENDED
 from lllm3090d.serving.launch_remedies import headless
 from lllm3090d.serving.learning import learnt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
 import socket
 import struct
 import time
@@ -34,7 +35,9 @@ class Health(enum.StrEnum):
 def cgroups_of(pid: int, proc: Path = Path("/proc")) -> frozenset[str]:
     """The cgroup paths by which systemd knows a process; in the hybrid layout there are two."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        # For each request of the gateway: pathlib and text layers would double what it takes.
+        with open(f"{proc}/{pid}/cgroup", "rb", buffering=0) as file:  # noqa: PTH123
+            lines = os.fsdecode(file.read()).splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return frozenset()
     parts = (line.split(":", 2) for line in lines)
@@ -48,9 +51,9 @@ def belongs_to(pid: int, control_group: str, proc: Path = Path("/proc")) -> bool
     )
 
 
-def peer_belongs_to(writer: asyncio.StreamWriter, control_group: str) -> bool:
+def peer_belongs_to(peer: asyncio.StreamWriter | socket.socket, control_group: str) -> bool:
     """The listener at the other end of a Unix socket is a process of the unit; of an unknown one nobody is."""
-    connection: socket.socket = writer.get_extra_info("socket")
+    connection: socket.socket = peer if isinstance(peer, socket.socket) else peer.get_extra_info("socket")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, _, _ = struct.unpack("3i", credentials)
     return bool(control_group) and belongs_to(pid, control_group)
@@ -90,11 +93,21 @@ async def _health(path: Path, control_group: str) -> Health:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a load is: bytes the engine holds, seconds since the watch began and since the last progress."""
+    """How far a load is.
+
+    Attributes:
+        resident_bytes: what the engine holds.
+        elapsed_s: since the watch began.
+        idle_s: since the last progress.
+        disk_bytes_per_s: what the disk gives; None where too little came from it to tell.
+        cap_s: after how many seconds altogether it is given up.
+    """
 
     resident_bytes: int
     elapsed_s: float
     idle_s: float
+    disk_bytes_per_s: float | None = None
+    cap_s: float = float("inf")
 
 
 async def wait_until_ready(
@@ -128,7 +141,11 @@ async def wait_until_ready(
         if now - track.seen_s >= PROGRESS_INTERVAL_S:
             resident = resident_bytes()
             track = track.after(now, replace(counters(), device_bytes=resident))
-            on_progress(Progress(resident, track.elapsed_s, track.idle_s))
+            on_progress(
+                Progress(
+                    resident, track.elapsed_s, track.idle_s, track.disk_bytes_per_s, track.cap_s(limits)
+                )
+            )
             verdict = track.verdict(limits)
             if verdict is not LoadVerdict.GOES_ON:
                 return verdict

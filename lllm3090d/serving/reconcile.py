@@ -1,23 +1,33 @@
-"""Comparing what systemd runs with what the daemon knows: at start, after a reload of systemd, after a lost bus."""
+"""Comparing what systemd runs with what the daemon knows.
+
+At start, after a reload of systemd, after a lost bus, and whenever a unit with our prefix turns up that nobody here has
+started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from lllm3090d.bus.systemd import SystemdManager
+from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import CardReader
-from lllm3090d.serving.adoption import Found, sort_units
+from lllm3090d.serving.adoption import Found, Unadopted, is_dead, sort_units
+from lllm3090d.serving.drains import Drain, doors, taken_up
 from lllm3090d.serving.events import Event, UnitAdopted, UnitSeen, UnitVanished
-from lllm3090d.serving.history import History
-from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.foreign_units import ForeignUnits
+from lllm3090d.serving.history import History, now_text
+from lllm3090d.serving.instance import ENDED, InstanceState
 from lllm3090d.serving.measure import observe
+from lllm3090d.serving.model_files import file_notes
 from lllm3090d.serving.observation import RunProcesses
 from lllm3090d.serving.peaks import Peaks
 from lllm3090d.serving.readiness import Health, health
 from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.unit_reader import UnitReader
 from lllm3090d.wire import EventKind
 
 log = logging.getLogger(__name__)
@@ -26,10 +36,14 @@ log = logging.getLogger(__name__)
 ADOPTION_HEALTH_TIMEOUT_S = 0.5
 # Their units may not exist yet; the start job reports on them.
 UNIT_NOT_YET = frozenset({InstanceState.PLANNED, InstanceState.RESERVED, InstanceState.STARTING})
+NEW = "it has just been found"
+MOST_ENDED = 1000
+# Between two attempts to list the units, which nobody would ask for again.
+LIST_FIRST_S, LIST_LAST_S = 0.2, 5.0
 
 
 class Reconciler:
-    """Turns a list of units into events.
+    """Turns units into events, and keeps those that nobody understands.
 
     Args:
         manager: the user's systemd.
@@ -37,6 +51,8 @@ class Reconciler:
         readers: the cards.
         history: told when units were compared.
         submit: hands an event to the writer.
+        units: makes records out of the commands of units that lack one.
+        foreign: what is not understood.
     """
 
     def __init__(
@@ -47,12 +63,19 @@ class Reconciler:
         readers: Sequence[CardReader],
         history: History,
         submit: Callable[[Event], None],
+        units: UnitReader,
+        foreign: ForeignUnits,
     ) -> None:
         self._manager = manager
         self._scheduler = scheduler
         self._readers = readers
         self._history = history
         self._submit = submit
+        self._units = units
+        self._foreign = foreign
+        self._looking: set[str] = set()
+        # Units whose end was told since they were listed last: what was read of them before is old.
+        self._ended: set[str] = set()
 
     async def adopt(self, apply: Callable[[Event], None], pinned: frozenset[str] = frozenset()) -> None:
         """Take over the units that were found at start; apply carries out each event at once.
@@ -64,43 +87,191 @@ class Reconciler:
         Raises:
             LlmError: BUS_UNAVAILABLE.
         """
-        findings = sort_units(await self._manager.list())
-        healths = await asyncio.gather(*(self._is_healthy(found) for found in findings.adopt))
-        measured = self._measured(findings.adopt)
-        for found, healthy in zip(findings.adopt, healths, strict=True):
-            run = found.record.run
-            shares = found.record.shares(self._readers[0].card.uuid)
-            apply(UnitAdopted(found.status, found.record, healthy, shares, measured[run], run in pinned))
+        self._ended.clear()
+        statuses = await self._manager.list()
+        findings = sort_units(statuses, await self._units.rebuild(statuses))
+        for event in await self._adoptions(findings.adopt, pinned):
+            apply(event)
         for found in findings.forget:
             log.warning(
                 "a dead unit of a model that runs again is forgotten", extra={"unit": found.status.name}
             )
             await self._manager.reset_failed(found.status.name)
-        for status in findings.strangers:
-            log.warning(
-                "a unit with our prefix is not understood and left alone", extra={"unit": status.name}
-            )
+        self._leave_alone(each for each in findings.strangers if each.status.name not in self._ended)
         self._sweep_sockets()
         if findings.adopt:
             units = "1 unit" if len(findings.adopt) == 1 else f"{len(findings.adopt)} units"
             self._history.add(EventKind.RECONCILED, message=f"adopted {units}")
 
     async def compare(self) -> None:
-        """Submit what differs now; what is not listed has vanished."""
+        """Submit what differs now; what is not listed has vanished. Tried again until systemd gives the list."""
+        pause_s = LIST_FIRST_S
+        while not await self._compared():
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LIST_LAST_S)
+
+    async def _compared(self) -> bool:
         # Taken before the list: what starts meanwhile is not missed because it is not on it.
         expected = [i.unit for i in self._scheduler.instances if i.state not in UNIT_NOT_YET]
+        self._ended.clear()
         try:
             statuses = await self._manager.list()
         except LlmError as error:
             log.warning("units cannot be listed", extra={"reason": error.message})
-            return
-        listed = {status.name for status in statuses}
+            return False
+        listed = frozenset(status.name for status in statuses)
         for unit in expected:
             if unit not in listed:
                 self._submit(UnitVanished(unit, None))
+        for unit in self._foreign.keep_only(listed):
+            self._tell_end(unit)
         for status in statuses:
+            if self._foreign.seen(status):
+                self._tell_end(status.name)
             self._submit(UnitSeen(status))
         self._history.add(EventKind.RECONCILED, message=f"{len(statuses)} units")
+        try:
+            await self._take_in(statuses)
+        except LlmError as error:
+            log.warning("new units cannot be looked at", extra={"reason": error.message})
+            return False
+        return True
+
+    def is_news(self, status: UnitStatus) -> bool:
+        """Whether a unit that systemd tells of is to be looked at: one that runs, and that nobody here knows."""
+        if self._foreign.seen(status):
+            self._tell_end(status.name)
+        (self._ended.add if is_dead(status) else self._ended.discard)(status.name)
+        return (
+            not is_dead(status)
+            and status.name not in self._foreign
+            and status.name not in self._looking
+            and self._scheduler.by_unit(status.name) is None
+        )
+
+    def vanished(self, unit: str) -> None:
+        """systemd has unloaded a unit."""
+        if len(self._ended) >= MOST_ENDED:
+            self._ended.clear()  # of those nobody has an old answer any more
+        self._ended.add(unit)
+        if self._foreign.gone(unit):
+            self._tell_end(unit)
+
+    async def look_at(self, unit: str) -> None:
+        """A unit has turned up that nobody here has started."""
+        self._looking.add(unit)
+        try:
+            status = await self._manager.status(unit)
+            if status is not None:
+                await self._take_in((status,))
+        except LlmError as error:
+            log.warning("a unit cannot be looked at", extra={"unit": unit, "reason": error.message})
+        finally:
+            self._looking.discard(unit)
+
+    # --- what nobody here has started -------------------------------------------------------------------------------
+
+    async def _take_in(self, statuses: Iterable[UnitStatus]) -> None:
+        """Adopt those that run and are no instance, or leave them alone. What has ended is nobody's news any more."""
+        unknown = self._unknown(statuses)
+        for status in unknown:  # counted from now on, whatever comes of it
+            if status.name not in self._foreign:
+                self._foreign.found(Unadopted(status, NEW), now_text())
+        rebuilt = await self._units.rebuild(unknown)
+        findings = sort_units(self._unknown(unknown), rebuilt)
+        free, taken = [], list(findings.strangers)
+        for found in findings.adopt:
+            other = self._scheduler.instance(found.record.name)
+            twin = self._scheduler.by_run(found.record.run)
+            if other is not None and other.state not in ENDED:
+                taken.append(Unadopted(found.status, f"{other.name} runs in {other.unit} too"))
+            elif twin is not None and twin is not other:
+                taken.append(Unadopted(found.status, f"another unit is the launch {twin.run} too"))
+            else:
+                free.append(found)
+        # A signal may have told of an end while all that was read.
+        self._leave_alone(each for each in taken if each.status.name in self._foreign)
+        for event in await self._adoptions([each for each in free if each.status.name in self._foreign]):
+            self._submit(event)
+            # The signal of its end may have come before anybody knew it; after this one, none is missed.
+            now = await self._manager.status(event.status.name)
+            self._submit(UnitSeen(now) if now is not None else UnitVanished(event.status.name, None))
+
+    def _unknown(self, statuses: Iterable[UnitStatus]) -> list[UnitStatus]:
+        return [
+            each
+            for each in statuses
+            if not is_dead(each)
+            and each.name not in self._ended
+            and self._scheduler.by_unit(each.name) is None
+        ]
+
+    async def _adoptions(
+        self, units: Sequence[Found], pinned: frozenset[str] = frozenset()
+    ) -> list[UnitAdopted]:
+        """The events by which units become instances."""
+        if not units:
+            return []
+        drains = {found.record.run: self._drain_of(found) for found in units}
+        healths = await asyncio.gather(*(self._is_healthy(found) for found in units))
+        notes = await file_notes(units)
+        measured = self._measured(units)
+        events = []
+        for found, healthy in zip(units, healths, strict=True):
+            run = found.record.run
+            shares = found.record.shares(self._readers[0].card.uuid)
+            events.append(
+                UnitAdopted(
+                    found.status,
+                    found.record,
+                    healthy,
+                    shares,
+                    measured[run],
+                    pinned=run in pinned,
+                    reconstructed=found.reconstructed,
+                    file_note=notes.get(run, ""),
+                    drain=drains[run],
+                )
+            )
+            if found.reconstructed:
+                self._tell(
+                    f"{found.status.name} is adopted as {found.record.name}, reconstructed from its command line:"
+                    f" {found.reconstructed}",
+                    found,
+                )
+            if run in notes:
+                self._tell(notes[run], found)
+        return events
+
+    def _drain_of(self, found: Found) -> Drain | None:
+        """The drain that a daemon before this one has left."""
+        try:
+            return taken_up(found.record.socket, self._scheduler.clock())
+        except OSError as error:
+            log.warning(
+                "whether a model is drained cannot be seen",
+                extra={"unit": found.status.name, "reason": str(error)},
+            )
+            return None
+
+    def _leave_alone(self, units: Iterable[Unadopted]) -> None:
+        for each in units:
+            if self._foreign.found(each, now_text()):
+                self._tell(f"foreign unit {each.status.name} is left alone: {each.why}")
+
+    def _tell_end(self, unit: str) -> None:
+        message = f"foreign unit {unit} has ended"
+        log.info(message)
+        self._history.add(EventKind.RECONCILED, message=message)
+
+    def _tell(self, message: str, found: Found | None = None) -> None:
+        log.warning("%s", message)
+        if found is None:
+            self._history.add(EventKind.RECONCILED, message=message)
+        else:
+            self._history.add(
+                EventKind.RECONCILED, model=found.record.name, run=found.record.run, message=message
+            )
 
     async def _is_healthy(self, found: Found) -> bool:
         if not found.status.is_active:
@@ -110,7 +281,7 @@ class Reconciler:
         )
         return answer is Health.READY
 
-    def _measured(self, units: tuple[Found, ...]) -> Mapping[str, Mapping[str, int]]:
+    def _measured(self, units: Sequence[Found]) -> Mapping[str, Mapping[str, int]]:
         """What each holds now, of each memory, by run."""
         runs = {
             found.record.run: RunProcesses(found.status.main_pid or None, found.status.control_group or None)
@@ -130,6 +301,9 @@ class Reconciler:
         """Remove sockets of engines that no longer exist."""
         directory = self._scheduler.policy.engine_sockets_dir
         kept = {instance.record.socket for instance in self._scheduler.instances}
-        for path in directory.glob("*.sock"):
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        kept |= {socket for unit in self._foreign.all for socket in unit.sockets}
+        kept = {door for socket in kept for door in doors(socket)}
+        for pattern in doors(Path("*.sock")):
+            for path in directory.glob(str(pattern)):
+                if path not in kept:
+                    path.unlink(missing_ok=True)

@@ -90,7 +90,7 @@ class Recorder:
         numbers = await self._beside(self._table.numbers)
         if numbers is None:
             # Nobody knows which numbers were told already. Milliseconds since 1970 are above all that were counted.
-            numbers = Numbers(now_us() // 1000, ended=True, last_at=None)
+            numbers = Numbers(now_us() // 1000, ended=False, last_at=None)
         self._highest = numbers.next - 1
         self._set_aside = numbers.next
         await self._write()

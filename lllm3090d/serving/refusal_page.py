@@ -15,7 +15,15 @@ from lllm3090d.planning.smallest_card import SmallestCard
 from lllm3090d.planning.units import mib_text
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.commands import NOBODY, Wish
-from lllm3090d.serving.freeings import EASE, Scene, all_freeings, state_text, unlisted_bytes, who
+from lllm3090d.serving.freeings import (
+    EASE,
+    Scene,
+    all_freeings,
+    foreign_units,
+    state_text,
+    unlisted_bytes,
+    who,
+)
 from lllm3090d.serving.launch_remedies import Changes, larger_card, launch_remedies, nothing_helps
 from lllm3090d.serving.ledger import Reservation, ReservationState
 from lllm3090d.serving.observation import CardState
@@ -244,9 +252,15 @@ def _told(parts: list[str]) -> str:
 
 def _strangers_text(scene: Scene) -> list[str]:
     holders = sorted(scene.strangers, key=lambda each: -(each.used_bytes or 0))
+    units = [
+        f"the foreign unit {name} holds {mib_text(size)} MiB" for name, size in foreign_units(scene).items()
+    ]
     return [
-        f"{who(each)} holds {mib_text(each.used_bytes)} MiB" if each.used_bytes else who(each)
-        for each in holders
+        *units,
+        *(
+            f"{who(each)} holds {mib_text(each.used_bytes)} MiB" if each.used_bytes else who(each)
+            for each in holders
+        ),
     ]
 
 
@@ -275,6 +289,7 @@ def _facts(error: LlmError, scene: Scene, *, beside: bool) -> dict[str, Any]:
             {"name": each.name, "pid": each.pid, "user": each.user, "bytes": each.used_bytes}
             for each in scene.strangers
         ],
+        "foreign_units": [{"name": name, "bytes": size} for name, size in foreign_units(scene).items()],
         "unlisted_bytes": 0 if scene.kind is CardKind.CPU else unlisted_bytes(scene),
     }
 

@@ -1,8 +1,9 @@
 """Whether a model that ended by itself is started again, and when. Pure: the caller keeps the history and the clock.
 
 A wanted model is started again after a delay that grows with each end in a row. It is latched, which means that it
-stays down until a person resets it, where trying again cannot help, where it has tried often enough, and where it ran
-out of device memory once more although the second plan was smaller. A run that served for long begins a new row.
+stays down until a person resets it, where trying again cannot help, where it has tried often enough, where it hung
+again, and where it ran out of device memory once more although the second plan was smaller. A run that served for long
+begins a new row.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class End:
         at_s: when, on one clock for the whole history, such as CLOCK_BOOTTIME.
         cause: why.
         served_s: for how long it was ready; 0 where it never was.
+        run: the launch that ended; empty where that does not matter.
     """
 
     at_s: float
     cause: CrashCause
     served_s: float = 0.0
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,11 @@ class RestartPolicy:
                     f"{kind.advice} Then: {reset}",
                 )
             return Again(self._delay_s(len(row)), len(row), smaller=True)
+        if kind.retry is Retry.ONCE and any(each.cause is end.cause for each in row[:-1]):
+            return Latch(
+                f"the engine {kind.title}, and so it had before its last start",
+                f"{kind.advice} Then: {reset}",
+            )
         counted = sum(1 for each in row if each.served_s <= 0 or end.at_s - each.at_s < self.window_s)
         if counted >= self.most_ends:
             return Latch(

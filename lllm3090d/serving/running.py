@@ -15,7 +15,9 @@ from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import Drafting, PlanRequest, ProjectorPlace, RopeScaling
 from lllm3090d.planning.stretch import Stretch, stretch
 from lllm3090d.planning.unruled import padded_context
+from lllm3090d.serving.drains import Drain
 from lllm3090d.serving.events import LoadRequested
+from lllm3090d.serving.hangs import Verdict
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.unit_spec import Record, unit_name
 
@@ -31,6 +33,12 @@ class Instance:
     plan: Plan
     state: InstanceState
     adopted: bool = False
+    # Its unit as it was found; None for the name that a launch gives it.
+    found_unit: str | None = None
+    # Why its record was made from its command line; empty where it is its own.
+    reconstructed: str = ""
+    # What is to be said of the files that it was loaded from; empty where they are as they were.
+    file_note: str = ""
     invocation_id: str | None = None
     main_pid: int | None = None
     control_group: str | None = None
@@ -56,6 +64,8 @@ class Instance:
     idle_before_s: float = 0.0
     # Who uses it or is about to: never a victim while there is one.
     leases: set[str] = field(default_factory=set)
+    # For how long it may stay without use, by the last request that said so; None for what the settings say.
+    keep_alive_s: float | None = None
     # Whether a request was in flight when it was last asked; None where it does not tell.
     busy: bool | None = None
     # It was asked whether it is idle, and did not tell.
@@ -84,6 +94,14 @@ class Instance:
     way_out: str = ""
     # It failed and is to be started again: until then its unit stays with systemd, for a daemon that comes after this.
     unit_kept: bool = False
+    # While it is stopping and its requests may still end.
+    drain: Drain | None = None
+    # Requests that a drain has not waited for; None where nobody counted.
+    unfinished: int | None = None
+    # Of one that is stalled, or was when it was stopped for that.
+    stall: Verdict | None = None
+    # Somebody wants it gone: it is not to come back by itself.
+    unwanted: bool = False
     # What was unloaded for it, and is loaded again should it not come up.
     evicted: list[Evicted] = field(default_factory=list)
 
@@ -107,7 +125,7 @@ class Instance:
     @property
     def unit(self) -> str:
         """Name of its unit."""
-        return unit_name(self.record.name, self.record.run)
+        return self.found_unit or unit_name(self.record.name, self.record.run)
 
 
 @dataclass(frozen=True, slots=True)

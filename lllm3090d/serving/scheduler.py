@@ -18,17 +18,21 @@ from lllm3090d.planning.planner import Planner
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import Rooms, foreign_bytes, rooms
-from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait, room_for, usable_cards
+from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait
 from lllm3090d.serving.events import (
     Activity,
     Admitted,
     CancelRequested,
     CheckIdle,
     ComebackRefused,
+    DrainEnded,
+    DrainSeen,
     Effect,
+    EndWasAsked,
     EngineReady,
     Event,
     Failed,
+    FailureRecalled,
     HoldLoads,
     IdleChecked,
     Joined,
@@ -57,16 +61,18 @@ from lllm3090d.serving.events import (
     UnitVanished,
     UnloadRequested,
     Verified,
+    VictimsOwed,
     YieldWanted,
 )
 from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
+from lllm3090d.serving.fitting import room_for, usable_cards
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.launching import calibration_for, key_of, launched, was_measured
 from lllm3090d.serving.ledger import ReservationState
 from lllm3090d.serving.load_features import load_features
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Evicted, Instance
-from lllm3090d.serving.standing import Standing
+from lllm3090d.serving.stalling import Stalling
 from lllm3090d.serving.unruled import OfferedPlan
 from lllm3090d.serving.waiting import Waiting
 
@@ -78,7 +84,7 @@ MOST_AT_ONCE = 20
 WAKING = "the machine to wake up"
 
 
-class Scheduler(Standing):
+class Scheduler(Stalling):
     """State of everything that runs, and the decisions on it."""
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -100,8 +106,8 @@ class Scheduler(Standing):
         return self.rooms(observation).host
 
     def budget(self, observation: Observation) -> Budget:
-        """What the card with the most memory can give. Raises LlmError CARD_UNREADABLE."""
-        observation.main.read()
+        """What the card with the most memory can give. Raises LlmError CARD_UNREADABLE, CARD_AT_RISK."""
+        observation.main.usable()
         return self.budgets(observation)[observation.card.uuid]
 
     def next_attention_s(self) -> float | None:
@@ -205,6 +211,9 @@ class Scheduler(Standing):
             IdleChecked: self._on_idle_checked,
             YieldWanted: self._on_yield,
             ComebackRefused: self._on_comeback_refused,
+            FailureRecalled: self._on_failure_recalled,
+            EndWasAsked: self._on_end_was_asked,
+            VictimsOwed: self._on_victims_owed,
             StartFinished: self._on_start_finished,
             UnitSeen: lambda event: self._on_unit_seen(event.status),
             UnitVanished: self._on_unit_vanished,
@@ -213,6 +222,8 @@ class Scheduler(Standing):
             Verified: self._on_verified,
             LoadStalled: self._on_load_stalled,
             TierChecked: self._on_tier_checked,
+            DrainSeen: self._on_drain_seen,
+            DrainEnded: self._on_drain_ended,
             StopFinished: self._on_stop_finished,
             PostMortemRead: self._on_post_mortem,
             MemoryReleased: self._on_memory_released,
@@ -256,7 +267,8 @@ class Scheduler(Standing):
             self._do(Failed(event.token, refusals.stuck(current.name, current.unit)))
         elif current.state in ON_THE_WAY_DOWN:
             current.successors.append(event)
-            self._do(Queued(event.token, current.name, "its previous engine to end"))
+            ends = "end" if current.drain is None else "finish its requests and end"
+            self._do(Queued(event.token, current.name, f"its previous engine to {ends}"))
         return True
 
     def _join(self, current: Instance, event: LoadRequested) -> None:
@@ -288,9 +300,9 @@ class Scheduler(Standing):
 
     def _wait_in_line(self, event: LoadRequested, observation: Observation) -> None:
         """Behind those who came first; what could not fit even then is refused at once."""
-        decision = self._decider(observation).decide(event)
-        if isinstance(decision, Refuse):
-            self._do(Failed(event.token, decision.error))
+        refused = self._decider(observation).refusal(event)
+        if refused is not None:
+            self._do(Failed(event.token, refused.error))
         elif not event.may_wait:
             self._do(
                 Failed(event.token, refusals.no_room_now(event.checkpoint.name, "others wait for room"))
@@ -326,6 +338,7 @@ class Scheduler(Standing):
             instance = by_run.get(run)
             if instance is not None and instance.state in SERVING:
                 self._see_activity(instance, seen)
+                self._see_verdict(instance, event.verdicts.get(run))
         if not self.asleep:
             self._time_out()
             self._come_back()
@@ -424,6 +437,8 @@ class Scheduler(Standing):
         """One reading that fails sends nobody away who has waited already."""
         if refused.error.code is ErrorCode.CARD_UNREADABLE and head.why:
             return Wait("the card to be readable again")
+        if refused.error.code is ErrorCode.CARD_AT_RISK and head.why:
+            return Wait("the card to be well again")
         return None
 
     def _late(self, head: Waiting) -> Wait | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from lllm3090d.bus.logind import SleepNews
@@ -44,6 +44,7 @@ KEEP_LIMIT_S = 0.5
 # While asleep, which lasts seconds on a clock that stands still in a suspend: has the signal of the return been missed?
 ASK_EVERY_S = 5.0
 CARD_FIRST_S, CARD_LAST_S = 1.0, 30.0
+_AGAIN_LATER = frozenset({ErrorCode.CARD_UNREADABLE, ErrorCode.CARD_AT_RISK, ErrorCode.SHUTTING_DOWN})
 
 
 class SleepSource(Sessions, Protocol):
@@ -119,6 +120,7 @@ class Sleep:
         source: who tells of sleep; None where nobody does.
         store: keeps what is to be loaded again.
         spawn: runs a coroutine beside the writer.
+        left_alone: units that hold memory and are not stopped.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class Sleep:
         source: SleepSource | None,
         store: SleepStore,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        left_alone: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._house = house
+        self._left_alone = left_alone
         self._source = source
         self._store = store
         self._spawn = spawn
@@ -279,6 +283,8 @@ class Sleep:
         names = _names(present)
         what = f"unloading {names}" if names else "no model is loaded"
         after = f"; to be loaded again: {_names(self._set)}" if self._set else ""
+        units = ", ".join(self._left_alone())
+        after += f"; left alone, with what they hold: {units}" if units else ""
         self._tell(
             EventKind.SUSPEND,
             f"the machine goes to sleep; {what}{after}",
@@ -387,7 +393,7 @@ class Sleep:
         self._problem = None
 
     def _next(self) -> tuple[Sleeper | None, LlmError | None]:
-        """The first whose cards can be read, or why there is none."""
+        """The first whose cards can be used, or why there is none."""
         try:
             seen = self._house.observe()
             self._house.scheduler.rooms(seen)
@@ -396,7 +402,7 @@ class Sleep:
         problem = None
         for sleeper in self._set:
             own = [each for each in seen.cards if each.card.uuid in sleeper.cards] or list(seen.cards)
-            errors = [each.error for each in own if each.reading is None and each.error is not None]
+            errors = [each.problem for each in own if each.problem is not None]
             if not errors:
                 return sleeper, None
             problem = problem or errors[0]
@@ -423,7 +429,7 @@ class Sleep:
         sleeps, error = self._sleeps, await self._ask_for(sleeper)
         if sleeps != self._sleeps or sleeper not in self._set:
             return None  # interrupted by the next sleep, or nobody wants it any more
-        if error is not None and error.code in {ErrorCode.CARD_UNREADABLE, ErrorCode.SHUTTING_DOWN}:
+        if error is not None and error.code in _AGAIN_LATER:
             return error
         await self._done_with(sleeper)
         if error is None:

@@ -80,15 +80,21 @@ def merged(present: Iterable[Sleeper], earlier: Iterable[Sleeper]) -> tuple[Slee
     return now + tuple(each for each in earlier if each.name not in names)
 
 
-def _sleeper(instance: Instance, scheduler: Scheduler, now_s: float) -> Sleeper:
+def asked_for(instance: Instance) -> PlanRequest:
+    """What its load asked for; of a release that did not write it down what it has."""
     plan, asked = instance.plan, instance.record.asked
-    if asked is None:  # of a release that did not write it down: what it has
-        asked = PlanRequest(
-            context_tokens=plan.context_tokens,
-            parallel=plan.parallel,
-            cache_type_k=plan.cache_type_k,
-            cache_type_v=plan.cache_type_v,
-        )
+    if asked is not None:
+        return asked
+    return PlanRequest(
+        context_tokens=plan.context_tokens,
+        parallel=plan.parallel,
+        cache_type_k=plan.cache_type_k,
+        cache_type_v=plan.cache_type_v,
+    )
+
+
+def _sleeper(instance: Instance, scheduler: Scheduler, now_s: float) -> Sleeper:
+    plan, asked = instance.plan, asked_for(instance)
     is_smaller = asked.context_tokens is not None and plan.context_tokens < asked.context_tokens
     in_use = bool(instance.busy or instance.leases) or instance.state in ON_THE_WAY_UP
     idle_s = 0.0 if in_use or instance.last_used_s is None else max(0.0, now_s - instance.last_used_s)
@@ -119,7 +125,7 @@ class SleepStore:
             boot_id: tells one boot from another; None for the kernel's.
         """
         self._store = store
-        self._boot_id = boot_id or _kernel_boot_id
+        self._boot_id = boot_id or kernel_boot_id
 
     def keep(self, members: Iterable[Sleeper]) -> bool:
         """Remember these, in this order, and no others; whether that outlives the daemon."""
@@ -148,7 +154,7 @@ class SleepStore:
         return tuple(found)
 
 
-def _kernel_boot_id() -> str:
+def kernel_boot_id() -> str:
     """The same after a hibernation; empty where the kernel does not tell, so that every boot counts as this one."""
     try:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()

@@ -14,7 +14,9 @@ from lllm3090d.serving.events import (
     CancelDone,
     CancelRequested,
     ComebackRefused,
+    EndWasAsked,
     Failed,
+    FailureRecalled,
     HoldLoads,
     KeepPin,
     KeepReleased,
@@ -31,23 +33,23 @@ from lllm3090d.serving.events import (
     Restore,
     ResumeDone,
     ResumeRequested,
-    StopUnit,
     TellEviction,
     UnloadDone,
     UnloadRequested,
+    VictimsOwed,
     YieldWanted,
 )
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
-from lllm3090d.serving.lives import Lives
 from lllm3090d.serving.policy import Policy
-from lllm3090d.serving.restarts import Latch
+from lllm3090d.serving.restarts import End, Latch
 from lllm3090d.serving.running import Evicted, Instance, Releasing
+from lllm3090d.serving.stopping import Stopping
 from lllm3090d.serving.waiting import Waiting
 
 S = InstanceState
 
 
-class Standing(Lives):
+class Standing(Stopping):
     """State of everything that runs, waits or failed."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,6 +67,18 @@ class Standing(Lives):
     def is_to_come_back(self, name: str) -> bool:
         """It was unloaded for a load that may still fail."""
         return any(gone.name == name for each in self._evictors() for gone in each.evicted)
+
+    def evicted_for(self) -> dict[str, str]:
+        """The launch that a model was unloaded for, by the model's name, while that has not come to its end."""
+        return {
+            gone.name: each.event.run if isinstance(each, Waiting) else each.run
+            for each in self._evictors()
+            for gone in each.evicted
+        }
+
+    def ends(self) -> dict[str, tuple[End, ...]]:
+        """Ends by themselves since the last reset, oldest first, by model."""
+        return self._comebacks.ends()
 
     def _evictors(self) -> tuple[Waiting | Instance, ...]:
         """All for whom others may have gone."""
@@ -91,10 +105,11 @@ class Standing(Lives):
             self._do(UnloadDone(event.token, event.name, instance.run, 0))
             return
         instance.unloaders.append(event.token)
-        if instance.state not in ON_THE_WAY_DOWN:
-            self._stop(instance, "unload requested", refusals.unloaded_while_loading(instance.name))
-        elif instance.state is S.STUCK:
-            self._do(StopUnit(instance.run, instance.unit))  # nobody else would ask systemd again
+        instance.unwanted = True
+        if instance.state in ON_THE_WAY_DOWN:
+            self._hurry(instance, event)
+        else:
+            self._unload(instance, event, refusals.unloaded_while_loading(instance.name))
 
     def _cancel_waiting(self, name: str) -> str | None:
         """Nobody is to wait for this model any more; the run that would have come of it, None where nobody waited."""
@@ -137,6 +152,7 @@ class Standing(Lives):
                 self._do(Failed(event.load_token, refusals.cancelled(instance.name)))
                 alone = not instance.waiters and instance.state in ON_THE_WAY_UP
                 if alone:
+                    instance.unwanted = True
                     self._restore(instance.evicted, f"the load of {instance.name} was cancelled")
                     self._stop(instance, "load cancelled", None)
                 self._do(CancelDone(event.token, event.load_token, stopped=alone))
@@ -160,6 +176,8 @@ class Standing(Lives):
         for instance in self._instances.values():
             if event.lease in instance.leases:
                 instance.leases.discard(event.lease)
+                if event.keep_alive_s is not None:
+                    instance.keep_alive_s = event.keep_alive_s
                 self._used(instance)
                 self._has_changed = True
 
@@ -199,8 +217,14 @@ class Standing(Lives):
             if not event.for_sleep:
                 self._cancel_successors(instance, error)
             instance.evicted.clear()
+            # What went to sleep is remembered by its own set.
+            instance.unwanted = instance.unwanted or event.for_sleep or not event.until_resume
             if instance.state in SERVING | ON_THE_WAY_UP:
                 self._stop(instance, reason, error)
+            elif instance.state is S.STOPPING:
+                self._stop_drained(instance)
+                if not (event.until_resume or event.for_sleep):
+                    instance.failure = None  # one that was to be restarted is not
             elif instance.state is S.FAILED and not (event.until_resume or event.for_sleep):
                 self._stay_down(instance)
         going = [i for i in self._instances.values() if i.state in ON_THE_WAY_DOWN - {S.STUCK}]
@@ -228,13 +252,15 @@ class Standing(Lives):
         for run in () if self.asleep else event.runs:  # before a sleep all go, and are to come back
             instance = self.by_run(run)
             if instance is not None and instance.busy is False and self._may_go(instance, frozenset()):
-                self._go(instance, "pressure", event.reason)
+                instance.unwanted = True
+                self._go(instance, event.cause, event.reason)
 
     # --- what goes for others, and comes back -----------------------------------------------------------------------
 
     def _may_go(self, victim: Instance, busy: frozenset[str]) -> bool:
         """Nothing has happened since that speaks for it."""
-        return victim.state in SERVING and not victim.pinned and not victim.leases and victim.run not in busy
+        may = SERVING - {S.STALLED}
+        return victim.state in may and not victim.pinned and not victim.leases and victim.run not in busy
 
     def _go(self, victim: Instance, cause: str, reason: str) -> None:
         self._do(TellEviction(victim.name, victim.run, cause, reason))
@@ -267,6 +293,36 @@ class Standing(Lives):
                 )
             )
 
+    def _on_failure_recalled(self, event: FailureRecalled) -> None:
+        self._comebacks.recall(event.name, event.ends)
+        if event.record is None or event.name in self._instances:
+            return
+        self._instances[event.name] = Instance(
+            record=event.record,
+            plan=event.record.plan(),
+            state=S.LATCHED if event.latch_reason else S.FAILED,
+            failure=event.failure,
+            pinned=event.pinned,
+            card=event.card,
+            arguments=event.arguments,
+            retry_at_s=event.retry_at_s,
+            next_attempt=event.next_attempt,
+            latch_reason=event.latch_reason,
+            way_out=event.way_out,
+        )
+
+    def _on_end_was_asked(self, event: EndWasAsked) -> None:
+        instance = self.by_run(event.run)
+        if instance is not None and instance.post_mortem_pending:
+            instance.post_mortem_pending = False
+            instance.unwanted = not event.wanted
+            self._settle(instance)
+
+    def _on_victims_owed(self, event: VictimsOwed) -> None:
+        instance = self.by_run(event.run)
+        if instance is not None and instance.state in ON_THE_WAY_UP:
+            instance.evicted = list(event.evicted)
+
     def _on_comeback_refused(self, event: ComebackRefused) -> None:
         instance = self._instances.get(event.name)
         if instance is None:
@@ -293,6 +349,6 @@ class Standing(Lives):
 
     def _stay_down(self, instance: Instance) -> None:
         """What failed is not started again by itself."""
-        instance.retry_at_s = None
+        instance.retry_at_s, instance.next_attempt = None, 0
         self._comebacks.forget(instance.name)
         self._forget_unit(instance)

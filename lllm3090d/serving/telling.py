@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.units import mib_text
-from lllm3090d.serving.actors import ENGINE, PRESSURE
+from lllm3090d.serving.actors import DAEMON, ENGINE, PRESSURE
+from lllm3090d.serving.card_health import CardNews
 from lllm3090d.serving.effects import LoadProgress
-from lllm3090d.serving.events import TellDeviation, TellEviction, TellTier
+from lllm3090d.serving.events import TellDeviation, TellDrain, TellEviction, TellTier
 from lllm3090d.serving.fences import fence
 from lllm3090d.serving.history import History
 from lllm3090d.serving.ledger import Ledger
@@ -38,6 +39,12 @@ class Telling:
         self._statistics.evicted(told.name, told.cause)
         self._history.add(EventKind.EVICTION, model=told.name, run=told.run, message=told.reason)
 
+    def drain(self, told: TellDrain) -> None:
+        """A model that goes has requests in flight, or they have ended, or their time is over."""
+        log.info("%s %s", told.name, told.text, extra={"model": told.name, "run": told.run})
+        details = {"in_flight": told.in_flight, "limit_s": told.limit_s}
+        self._history.add(EventKind.DRAIN, model=told.name, run=told.run, message=told.text, details=details)
+
     def deviation(self, told: TellDeviation) -> None:
         """A model takes much more or less than it was priced at."""
         log.warning(told.text, extra={"model": told.name, "run": told.run})
@@ -56,6 +63,11 @@ class Telling:
         log.log(level, "%s", told.text)
         details = {"card": told.card}
         self._history.add(EventKind.PRESSURE, message=told.text, details=details, actor=PRESSURE)
+
+    def card(self, told: CardNews) -> None:
+        """A card has reported an error, cannot be read, or is well again."""
+        log.log(logging.ERROR if told.is_bad else logging.INFO, "%s", told.text)
+        self._history.add(EventKind.CARD, message=told.text, details=dict(told.details), actor=DAEMON)
 
     def tier(self, told: TellTier) -> None:
         """Whether a cache is divided as planned."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.arguments import Launch as EngineLaunch
+from lllm3090d.engines.confidential import confidential
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.cache import MAX_SLOTS
@@ -27,6 +28,7 @@ from lllm3090d.planning.quote import MIB, Evidence, LineItem, Place, Quote
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.planning.stretch import Stretch
 from lllm3090d.planning.tier import Tier
+from lllm3090d.serving.hardening import HARDENING
 from lllm3090d.serving.ledger import Share
 from lllm3090d.serving.log_files import log_file
 from lllm3090d.serving.observation import HOST
@@ -40,6 +42,9 @@ SLICE = "lllm3090.slice"
 RECORD_VARIABLE = "LLLM3090_RECORD"
 RUN_VARIABLE = "LLLM3090_RUN"
 RECORD_SCHEMA: Literal[1] = 1
+# Raised with every field that is added: a fixture of each is in tests/data/records. What is added must have a default
+# that stands for what there was before, so that every release of a schema reads the records of all others.
+RECORD_MINOR = 4
 LOG_FILE_PROPERTY = "StandardOutputFileToAppend"
 # `struct sockaddr_un.sun_path` holds 108 bytes with the terminating zero.
 SUN_PATH_BYTES = 107
@@ -123,10 +128,14 @@ class LaunchRecord(BaseModel):
 
 
 class Record(BaseModel):
-    """What a unit says of itself. Fields are added, never changed, within one schema version."""
+    """What a unit says of itself. Fields are added, never changed, within one schema version.
+
+    Of a later minor version unknown fields are passed over; a record of a later schema is not read at all.
+    """
 
     model_config = ConfigDict(frozen=True)
     schema_version: Literal[1] = RECORD_SCHEMA
+    minor: int = Field(default=0, ge=0)  # 0 in records of releases that did not write it
     run: str
     name: str
     path: Path
@@ -166,6 +175,7 @@ class Record(BaseModel):
     ) -> Record:
         """The record of a launch."""
         return cls(
+            minor=RECORD_MINOR,
             run=run,
             name=checkpoint.name,
             path=checkpoint.path,
@@ -347,13 +357,14 @@ def unit_spec(
         launch: argv and environment of the engine.
         memory_max: ``MemoryMax`` in bytes.
         stop_timeout_s: from SIGTERM to SIGKILL.
-        inherited: the user manager's own environment; our own settings in it are no business of the engine.
+        inherited: the user manager's own environment; our own settings and secrets in it are no business of the engine.
         log_files_dir: where its log goes; None for the journal.
     """
     name = unit_name(record.name, record.run)
     ours = {RUN_VARIABLE, RECORD_VARIABLE}
     # UnsetEnvironment takes no wildcard, and it would remove our own assignments too.
-    unset = {key for key in inherited if key.startswith("LLLM3090_")} - ours
+    ours |= {key for key, _ in launch.environment}
+    unset = ({key for key in inherited if key.startswith("LLLM3090_")} | confidential(inherited)) - ours
     environment = [f"{key}={value}" for key, value in launch.environment]
     environment += [f"{RUN_VARIABLE}={record.run}", f"{RECORD_VARIABLE}={record.model_dump_json()}"]
     properties: dict[str, PropertyValue] = {
@@ -363,7 +374,6 @@ def unit_spec(
         "ExecStart": ((launch.argv[0], launch.argv, False),),
         "Environment": tuple(environment),
         "UnsetEnvironment": tuple(sorted(unset | set(launch.unset))),
-        "UMask": 0o077,
         # The daemon relaunches, under a new name and after the memory is back.
         "Restart": "no",
         "TimeoutStopUSec": int(stop_timeout_s * 1_000_000),
@@ -373,11 +383,7 @@ def unit_spec(
         "OOMScoreAdjust": 300,
         "MemoryMax": memory_max,
         "SyslogIdentifier": identifier(name),
-        "NoNewPrivileges": True,
-        "LockPersonality": True,
-        "RestrictRealtime": True,
-        "RestrictSUIDSGID": True,
-        "LimitCORE": 0,
+        **HARDENING,
     }
     if log_files_dir is not None:
         # Appending, so that the file can be bounded while it is written.

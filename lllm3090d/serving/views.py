@@ -15,12 +15,14 @@ from lllm3090d.gpus.readings import Card, MemoryReading
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.costs import ContextCost, context_cost, state_bytes_per_slot
 from lllm3090d.planning.reserves import Budget
+from lllm3090d.serving.drains import Drain
+from lllm3090d.serving.hangs import RESTART_AT
 from lllm3090d.serving.instance import ENDED, SERVING, InstanceState
 from lllm3090d.serving.ledger import Ledger, Reservation
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.waiting import Waiting
-from lllm3090d.wire import CardView, InstanceView, ModelView, PendingView
+from lllm3090d.wire import CardView, DrainView, InstanceView, ModelView, PendingView, StallView
 from lllm3090d.wire_cards import ReservationView
 
 
@@ -29,7 +31,15 @@ def path_text(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) -> InstanceView:
+def instance_view(
+    instance: Instance,
+    ledger: Ledger,
+    since: str,
+    now_s: float,
+    *,
+    at_risk: str | None = None,
+    restarts_hung: bool = False,
+) -> InstanceView:
     """An instance as clients see it.
 
     Args:
@@ -37,6 +47,8 @@ def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) 
         ledger: what it was promised.
         since: time of its last change of state.
         now_s: on the scheduler's clock.
+        at_risk: why a card that it is on cannot be trusted; None where all can.
+        restarts_hung: one that is stalled for long is restarted.
     """
     shares = ledger.of(instance.run)
     # Beside a card, what is kept in host memory is told by itself.
@@ -65,14 +77,39 @@ def instance_view(instance: Instance, ledger: Ledger, since: str, now_s: float) 
         leases=len(instance.leases),
         busy=instance.busy if has_process else None,
         idle_s=_idle_s(instance, now_s),
+        drain=_drain_view(instance.drain, now_s),
+        stall=_stall_view(instance, restarts_hung),
         engine_version=instance.record.engine_version,
         adopted=instance.adopted,
+        reconstructed=instance.reconstructed or None,
+        file_note=instance.file_note or None,
         tier_in_force=instance.tier_in_force,
         failure=instance.failure.problem() if instance.failure else None,
         attempt=(instance.state is InstanceState.FAILED and instance.next_attempt) or instance.attempt,
         retry_in_s=None if instance.retry_at_s is None else round(max(0.0, instance.retry_at_s - now_s), 3),
         latch_reason=instance.latch_reason or None,
         way_out=instance.way_out or None,
+        at_risk=at_risk,
+    )
+
+
+def _drain_view(drain: Drain | None, now_s: float) -> DrainView | None:
+    if drain is None:
+        return None
+    left_s = max(0.0, drain.deadline_s - now_s)
+    return DrainView(in_flight=drain.in_flight, limit_s=drain.limit_s, remaining_s=round(left_s, 3))
+
+
+def _stall_view(instance: Instance, restarts_hung: bool) -> StallView | None:
+    stall = instance.stall
+    if stall is None or instance.state is not InstanceState.STALLED:
+        return None
+    left_s = max(0.0, RESTART_AT * stall.patience_s - stall.idle_s)
+    return StallView(
+        reason=stall.reason,
+        stalled_s=round(stall.idle_s, 3),
+        patience_s=round(stall.patience_s, 3),
+        restart_in_s=round(left_s, 3) if restarts_hung else None,
     )
 
 

@@ -14,11 +14,13 @@ from lllm3090d.errors import LlmError
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.admission import foreign_bytes
 from lllm3090d.serving.events import Activity, Event, Looked, Observation, YieldWanted
+from lllm3090d.serving.idle import expired
 from lllm3090d.serving.instance import ON_THE_WAY_UP, SERVING
 from lllm3090d.serving.observation import CardState
 from lllm3090d.serving.pressure import ModelOnCard, Over, PressureReading, PressureWatch, Unload, Warn
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.stalls import StallWatch
 from lllm3090d.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Watching:
         self._settings = settings
         self._spawn = spawn
         self._pressure = PressureWatch()
+        self._stalls = StallWatch()
         self._timer: asyncio.TimerHandle | None = None
         self._looking = False
         self._looked_s = float("-inf")
@@ -102,14 +105,28 @@ class Watching:
         try:
             serving = [each for each in self._scheduler.instances if each.state in SERVING]
             activity = await self._ask(serving) if serving else {}
-            self._watch_strangers(self._observe())
+            observation = self._observe()
+            verdicts = self._stalls.look(
+                self._scheduler.clock(),
+                serving,
+                activity,
+                observation,
+                least_s=self._settings().hang_patience_s,
+            )
+            self._watch_strangers(observation)
         except LlmError as error:
             log.warning("the cards cannot be looked at", extra={"reason": error.message})
-            activity = {}
+            activity, verdicts = {}, {}
         finally:
             self._looking = False
             self._looked_s = self._scheduler.clock()
-        self._submit(Looked(activity))
+        self._submit(Looked(activity, verdicts))
+        for idle in self._idle():
+            self._submit(idle)
+
+    def _idle(self) -> tuple[YieldWanted, ...]:
+        settings, scheduler = self._settings(), self._scheduler
+        return expired(scheduler.instances, scheduler.clock(), settings.idle_ttl_s, settings.idle_ttl_of)
 
     def _watch_strangers(self, observation: Observation) -> None:
         settings = self._settings()

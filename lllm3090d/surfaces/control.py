@@ -19,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 
 from lllm3090d.engines.builds import Selection
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.files import exhausted
+from lllm3090d.gateway.service import GatewayService
 from lllm3090d.gpus.readings import Card
 from lllm3090d.serving.actors import CALLER, client
 from lllm3090d.serving.daemon import Answer, Daemon, Moved
@@ -35,10 +37,13 @@ from lllm3090d.serving.plan_views import plan_view
 from lllm3090d.serving.previews import Previews
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.views import card_view, instance_view, path_text, pending_view
+from lllm3090d.serving.wanted_views import wanted_views
 from lllm3090d.surfaces.history_api import HistoryApi
 from lllm3090d.surfaces.memory_api import MemoryApi
 from lllm3090d.surfaces.openapi import document
 from lllm3090d.surfaces.queries import flag
+from lllm3090d.surfaces.requests_api import RequestsApi
+from lllm3090d.surfaces.wanted_api import WantedApi
 from lllm3090d.version import VERSION
 from lllm3090d.wire import (
     CancelBody,
@@ -98,7 +103,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except LlmError as error:
-        return problem_response(error)
+        return problem_response(exhausted(error) or error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -106,6 +111,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception as error:  # the edge: the client gets an answer, the journal the traceback
+        if (shortage := exhausted(error)) is not None:
+            return problem_response(shortage)
         log.error("a request failed unexpectedly", exc_info=error, extra={"path": request.path})
         return problem_response(
             LlmError(
@@ -207,7 +214,9 @@ class ControlApi:
         self.daemon = daemon
         self.previews = Previews(daemon)
         self.listings = Listings(daemon)
-        self.memory = MemoryApi(daemon)
+        # Set where there is one; it answers on a port of its own.
+        self.gateway: GatewayService | None = None
+        self.memory = MemoryApi(daemon, lambda: self.gateway)
         self.happened = HistoryApi(daemon, self._stream)
         self.systemd_version = systemd_version
 
@@ -235,6 +244,8 @@ class ControlApi:
                 web.post("/v1/cancel", self.cancel),
                 *self.memory.routes(),
                 *self.happened.routes(),
+                *RequestsApi(self.daemon, lambda: self.gateway, self._stream).routes(),
+                *WantedApi(self.daemon, _body).routes(),
             ]
         )
         return app
@@ -254,7 +265,7 @@ class ControlApi:
         daemon = self.daemon
         await daemon.look_for_desktop()
         observation, budget = daemon.observe(), None
-        card, card_problem = observation.card, observation.main.error
+        card, card_problem = observation.card, observation.main.problem
         try:
             budget = daemon.scheduler.budgets(observation).get(card.uuid)
         except LlmError as error:
@@ -282,14 +293,18 @@ class ControlApi:
                 running_engines=engine.running,
                 state_problem=state_problem.problem() if state_problem else None,
                 watch_problem=watch_problem.problem() if watch_problem else None,
+                bus_problem=_problem(daemon.bus_loss.problem),
                 journal_problem=_problem(daemon.log_keeper.problem),
                 history_problem=_problem(daemon.history.problem()),
                 models_dir=path_text(daemon.settings.models_dir),
                 config_file=path_text(daemon.config_file),
                 instances=self._instance_views(),
                 pending=self._pending_views(),
+                foreign_units=daemon.foreign_unit_views(),
                 released=daemon.scheduler.released,
+                wanted=await wanted_views(daemon.wanted, daemon.scheduler),
                 suspend=daemon.sleep.view(),
+                gateway=self.gateway.view() if self.gateway else None,
             )
         )
 
@@ -351,11 +366,14 @@ class ControlApi:
 
     async def instances(self, _: web.Request) -> web.Response:
         """``GET /v1/instances``."""
+        self.daemon.look_at_cards()
         return _json(
             Instances(
                 instances=self._instance_views(),
                 pending=self._pending_views(),
+                foreign_units=self.daemon.foreign_unit_views(),
                 released=self.daemon.scheduler.released,
+                wanted=await wanted_views(self.daemon.wanted, self.daemon.scheduler),
             )
         )
 
@@ -369,7 +387,14 @@ class ControlApi:
     def _instance_view(self, instance: Instance) -> InstanceView:
         since = self.daemon.since.get(instance.run, self.daemon.started)
         scheduler = self.daemon.scheduler
-        return instance_view(instance, scheduler.ledger, since, scheduler.clock())
+        return instance_view(
+            instance,
+            scheduler.ledger,
+            since,
+            scheduler.clock(),
+            at_risk=self.daemon.risk_of(instance),
+            restarts_hung=scheduler.restarts_hung,
+        )
 
     # --- changing ------------------------------------------------------------------------------------------
 
@@ -469,7 +494,7 @@ class ControlApi:
         """``POST /v1/unload``: answers when the memory is back."""
         body = await _body(request, UnloadBody)
         began = time.monotonic()
-        done = await self.daemon.unload(body.model)
+        done = await self.daemon.unload(body.model, drain_s=body.drain_s, force=body.force)
         return _json(
             Unloaded(
                 name=done.name,
@@ -477,6 +502,8 @@ class ControlApi:
                 released_bytes=done.released_bytes,
                 elapsed_s=round(time.monotonic() - began, 4),
                 waited=done.waited,
+                unfinished=done.unfinished,
+                problem=_problem(done.problem),
             )
         )
 
@@ -493,6 +520,8 @@ class ControlApi:
                 until_resume=body.until_resume,
                 was_released=was_released,
                 elapsed_s=round(time.monotonic() - began, 4),
+                foreign_units=self.daemon.foreign_units.names,
+                problem=_problem(done.problem),
             )
         )
 

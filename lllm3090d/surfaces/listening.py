@@ -14,6 +14,16 @@ from lllm3090d.serving.unit_spec import SUN_PATH_BYTES
 
 LISTEN_FDS_START = 3  # sd_listen_fds(3)
 BACKLOG = 128
+_FAMILIES = frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6})
+_SEE_UNITS = "See: systemctl --user cat lllm3090d.socket lllm3090-gateway.socket"
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The sockets that systemd holds for us."""
+
+    control: socket.socket | None = None
+    gateway: socket.socket | None = None
 
 
 @dataclass(slots=True)
@@ -24,10 +34,13 @@ class Listening:
     path: Path
     lock_fd: int
     activated: bool  # systemd owns the socket and keeps it when we end
+    gateway: socket.socket | None = None  # the gateway's, where systemd holds that
 
     def close(self) -> None:
         """Stop listening; removes the socket's file unless systemd owns it."""
         self.sock.close()
+        if self.gateway is not None:
+            self.gateway.close()
         if not self.activated:
             self.path.unlink(missing_ok=True)
         os.close(self.lock_fd)
@@ -102,33 +115,48 @@ def _lock(directory: Path) -> int:
     return fd
 
 
-def _activated() -> socket.socket | None:
-    """The socket that systemd passed, if it did; the variables are for us alone and go no further."""
+def _activated() -> Passed:
+    """The sockets that systemd passed; the variables are for us alone and go no further."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "0")
-    os.environ.pop("LISTEN_FDNAMES", None)
+    os.environ.pop("LISTEN_FDNAMES", None)  # a socket tells by itself which one it is
     if pid != str(os.getpid()) or count == "0":
-        return None
-    if count != "1":
+        return Passed()
+    if count not in {"1", "2"}:
         raise LlmError(
             ErrorCode.RUNTIME_DIR_UNUSABLE,
-            f"systemd passed {count} sockets; one is expected",
-            hint="See: systemctl --user cat lllm3090d.socket",
+            f"systemd passed {count} sockets; the control socket and the gateway's are expected",
+            hint=_SEE_UNITS,
         )
+    found = [_passed(LISTEN_FDS_START + number) for number in range(int(count))]
+    control = [each for each in found if each.family == socket.AF_UNIX]
+    gateway = [each for each in found if each.family in {socket.AF_INET, socket.AF_INET6}]
+    if len(control) > 1 or len(gateway) > 1 or len(control) + len(gateway) != len(found):
+        for each in found:
+            each.close()
+        raise LlmError(
+            ErrorCode.RUNTIME_DIR_UNUSABLE,
+            "of the sockets that systemd passed, at most one may be a Unix socket and at most one a TCP socket",
+            hint=_SEE_UNITS,
+        )
+    return Passed(control[0] if control else None, gateway[0] if gateway else None)
+
+
+def _passed(fd: int) -> socket.socket:
     try:
-        os.set_inheritable(LISTEN_FDS_START, False)
-        sock = socket.socket(fileno=LISTEN_FDS_START)
+        os.set_inheritable(fd, False)
+        sock = socket.socket(fileno=fd)
     except OSError as error:
         raise LlmError(
             ErrorCode.RUNTIME_DIR_UNUSABLE,
             f"what systemd passed is not a socket: {error}",
-            hint="See: systemctl --user cat lllm3090d.socket",
+            hint=_SEE_UNITS,
         ) from error
-    if sock.family != socket.AF_UNIX or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    if sock.family not in _FAMILIES or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.close()
         raise LlmError(
             ErrorCode.RUNTIME_DIR_UNUSABLE,
-            "the socket that systemd passed is not a listening Unix socket",
-            hint="See: systemctl --user cat lllm3090d.socket",
+            "the socket that systemd passed is not a listening Unix or TCP socket",
+            hint=_SEE_UNITS,
         )
     return sock
 
@@ -156,10 +184,12 @@ def listen(path: Path, *, lock_dir: Path | None = None, systemd_listens: bool = 
     except LlmError:
         os.close(lock_fd)
         raise
-    if passed is not None:
-        return Listening(passed, Path(os.fsdecode(passed.getsockname())), lock_fd, activated=True)
+    control, gateway = passed.control, passed.gateway
+    if control is not None:
+        path = Path(os.fsdecode(control.getsockname()))
+        return Listening(control, path, lock_fd, activated=True, gateway=gateway)
     if systemd_listens:
-        os.close(lock_fd)
+        _close(gateway, lock_fd)
         raise LlmError(
             ErrorCode.ALREADY_RUNNING,
             f"systemd listens on {path} already and starts the daemon on first use",
@@ -178,11 +208,17 @@ def listen(path: Path, *, lock_dir: Path | None = None, systemd_listens: bool = 
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        os.close(lock_fd)
+        _close(gateway, lock_fd)
         raise LlmError(
             ErrorCode.RUNTIME_DIR_UNUSABLE,
             f"the control socket {path} cannot be bound: {error}",
             hint="Choose another runtime_dir (LLLM3090_RUNTIME_DIR).",
             path=str(path),
         ) from error
-    return Listening(sock, path, lock_fd, activated=False)
+    return Listening(sock, path, lock_fd, activated=False, gateway=gateway)
+
+
+def _close(sock: socket.socket | None, lock_fd: int) -> None:
+    if sock is not None:
+        sock.close()
+    os.close(lock_fd)

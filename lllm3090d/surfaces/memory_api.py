@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections.abc import Callable
 
 from aiohttp import web
 from pydantic import BaseModel
 
 from lllm3090d.engines.memory_log import MemoryLog, read_memory_log
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway.service import GatewayService
 from lllm3090d.serving.card_views import Scene, gpus_view
 from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.engine_logs import EngineLogs
@@ -27,10 +29,16 @@ def _json(model: BaseModel) -> web.Response:
 
 
 class MemoryApi:
-    """Routes and handlers; each asks the daemon and renders what it says."""
+    """Routes and handlers; each asks the daemon and renders what it says.
 
-    def __init__(self, daemon: Daemon) -> None:
+    Args:
+        daemon: asked.
+        gateway: where there is one, for its figures.
+    """
+
+    def __init__(self, daemon: Daemon, gateway: Callable[[], GatewayService | None]) -> None:
         self._daemon = daemon
+        self._gateway = gateway
 
     def routes(self) -> list[web.RouteDef]:
         """What is served."""
@@ -93,6 +101,7 @@ class MemoryApi:
         """``GET /metrics``: the text format of Prometheus."""
         # The library is imported when somebody asks: a daemon that nobody scrapes has no use for it.
         metrics = await asyncio.to_thread(importlib.import_module, "lllm3090d.serving.metrics")
+        requests = await asyncio.to_thread(importlib.import_module, "lllm3090d.gateway.metrics")
         daemon, scheduler = self._daemon, self._daemon.scheduler
         figures = metrics.Figures(
             gpus=self._gpus(),
@@ -100,7 +109,11 @@ class MemoryApi:
             states=tuple(instance.state for instance in scheduler.instances),
             waiting=len(scheduler.pending),
         )
-        return web.Response(body=metrics.exposition(figures), headers={"Content-Type": metrics.CONTENT_TYPE})
+        service = self._gateway()
+        more = () if service is None else requests.families(*service.figures_now())
+        return web.Response(
+            body=metrics.exposition(figures, more), headers={"Content-Type": metrics.CONTENT_TYPE}
+        )
 
 
 def _loaded(daemon: Daemon, name: str) -> Instance:

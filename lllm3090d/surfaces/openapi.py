@@ -39,6 +39,7 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
     ("get", "/v1/instances", "What runs", None, wire.Instances, JSON),
     ("get", "/v1/instances/{name}/logs", "Lines of an engine's log", None, wire.LogLine, NDJSON),
     ("get", "/v1/events", "What happened, and what happens", None, wire.Event, NDJSON),
+    ("get", "/v1/requests", "Requests to the gateway that have ended", None, wire.RequestView, NDJSON),
     (
         "get",
         "/v1/models/{name}/history",
@@ -93,6 +94,15 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
         wire.Reset,
         JSON,
     ),
+    ("get", "/v1/autoload", "Models that are loaded at every login", None, wire.Autoload, JSON),
+    (
+        "post",
+        "/v1/models/{name}/autoload",
+        "Load a model at every login, or no longer",
+        wire.AutoloadBody,
+        wire.Autoload,
+        JSON,
+    ),
     ("post", "/v1/cancel", "Withdraw a load by its token", wire.CancelBody, wire.Cancelled, JSON),
 )
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
@@ -121,6 +131,19 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/models/{name}/reset": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ],
+    "/v1/models/{name}/autoload": [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ],
+    "/v1/requests": [
+        {"name": "model", "in": "query", "schema": {"type": "string"}},
+        {"name": "since", "in": "query", "schema": {"type": "string", "format": "date-time"}},
+        {
+            "name": "last",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 0, "maximum": 10000, "default": 100},
+        },
+        {"name": "follow", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
     ],
     "/v1/engines/{name}": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
     "/v1/events": [

@@ -63,10 +63,10 @@ class Seen:
 
 
 ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
-    ("GET", r"/v1/(version|status|models|instances|gpus)"): None,
+    ("GET", r"/v1/(version|status|models|instances|gpus|autoload)"): None,
     ("GET", r"/v1/models/[^/]+/(explain|history)"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
-    ("GET", r"/v1/events"): None,
+    ("GET", r"/v1/(events|requests)"): None,
     ("GET", r"/v1/engines(/[^/]+)?"): None,
     ("POST", r"/v1/engines/select"): wire.SelectEngineBody,
     ("POST", r"/v1/inspect"): wire.InspectBody,
@@ -77,12 +77,18 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", r"/v1/resume"): wire.ResumeBody,
     ("POST", r"/v1/models/[^/]+/pin"): wire.PinBody,
     ("POST", r"/v1/models/[^/]+/reset"): wire.ResetBody,
+    ("POST", r"/v1/models/[^/]+/autoload"): wire.AutoloadBody,
     ("POST", r"/v1/cancel"): wire.CancelBody,
 }
-QUERIES = {"/logs": {"lines", "follow"}, "/v1/events": {"since", "follow"}}
+QUERIES = {
+    "/logs": {"lines", "follow"},
+    "/v1/events": {"since", "follow"},
+    "/v1/requests": {"last", "follow"},
+}
 OPTIONAL_QUERIES = {
     "/v1/models": {"catalogue"},
     "/v1/events": {"last"},
+    "/v1/requests": {"model", "since"},
     "/logs": {"since"},
     "/history": {"runs"},
 }
@@ -284,7 +290,7 @@ def name_in_target(target: str) -> str:
     return unquote(urlsplit(target).path.split("/")[3])
 
 
-def changed(model: M, **changes: Any) -> M:
+def changed(model: M, /, **changes: Any) -> M:
     """A copy with other values, validated again."""
     return type(model).model_validate(model.model_dump() | changes)
 
@@ -715,6 +721,24 @@ def load_line(kind: str, elapsed_s: float = 0.5, **members: Any) -> wire.LoadLin
 ADMITTED = load_line("admitted", 0.1, plan=PLAN)
 LOADING = load_line("progress", 0.2, state="loading", resident_bytes=50 * MIB, expected_bytes=512 * MIB)
 READY = load_line("ready", 0.9, state="ready", instance=INSTANCE)
+REQUEST = wire.RequestView(
+    request_id="req_1",
+    at="2026-11-30T11:20:01.000Z",
+    route="/v1/chat/completions",
+    model="SmolLM2-135M",
+    run="k3f9",
+    status=200,
+    outcome="served",
+    streamed=True,
+    prompt_tokens=1200,
+    generated_tokens=64,
+    tokens_per_s=41.26,
+    load_s=7.2,
+    line_s=0.0004,
+    first_byte_s=7.81,
+    total_s=9.4,
+    sent_bytes=9000,
+)
 
 
 def event(seq: int, **members: Any) -> wire.Event:

@@ -36,7 +36,9 @@ class Behaviour:
 
     Attributes:
         version: the line that ``--version`` prints.
-        devices: lines of ``--list-devices`` without the indent; none for a CPU build.
+        devices: lines of ``--list-devices`` without the indent; none for a CPU build. Those of a Vulkan build are all
+            that its loader has, in its order, and GGML_VK_VISIBLE_DEVICES chooses among them.
+        vulkan_cards: of each of those the place of its card in the state file; for a Vulkan build.
         missing_flags: options that this build does not know.
         load_s: seconds from start to ready.
         steps: pieces in which memory is claimed while loading.
@@ -51,7 +53,9 @@ class Behaviour:
         oom: run out of card memory half-way, whatever is free.
         crash_after_tokens: abort when so many tokens have been sent.
         hang: answer ``/health``, send no tokens.
-        held: completions wait until the behaviour no longer says so.
+        held: completions wait until the behaviour no longer says so; its slots show no progress meanwhile.
+        prompt_steps: batches of a prompt, each of them shown by its slot when it is computed.
+        prompt_step_s: seconds for each of them.
         load_held: the load waits before its last step until the behaviour no longer says so.
         ignore_sigterm: only SIGKILL ends it.
         hold_after_exit_s: seconds for which the card shows the memory after the end.
@@ -61,6 +65,7 @@ class Behaviour:
 
     version: str = "version: 0.6.0-dev (build 0, commit unknown)"
     devices: tuple[str, ...] = ()
+    vulkan_cards: tuple[int, ...] = ()
     missing_flags: tuple[str, ...] = ()
     load_s: float = 0.0
     steps: int = 4
@@ -75,6 +80,8 @@ class Behaviour:
     crash_after_tokens: int | None = None
     hang: bool = False
     held: bool = False
+    prompt_steps: int = 0
+    prompt_step_s: float = 0.0
     load_held: bool = False
     ignore_sigterm: bool = False
     hold_after_exit_s: float = 0.0
@@ -258,6 +265,39 @@ def help_text(behaviour: Behaviour) -> str:
     return "\n".join(lines)
 
 
+def vulkan_indices(count: int) -> list[int]:
+    """Those of ``count`` Vulkan devices that are visible, in order; none where one of them is not there."""
+    shown = os.environ.get("GGML_VK_VISIBLE_DEVICES")
+    if shown is None:
+        return list(range(count))
+    indices = [int(word) for word in shown.replace(",", " ").split()]
+    return indices if all(index < count for index in indices) else []
+
+
+def listed_devices(behaviour: Behaviour) -> tuple[str, ...]:
+    """What ``--list-devices`` says; Vulkan devices are numbered as they are visible."""
+    lines = behaviour.devices
+    if not all(line.startswith("Vulkan") for line in lines):
+        return lines
+    rest = [lines[index].partition(":")[2] for index in vulkan_indices(len(lines))]
+    return tuple(f"Vulkan{number}:{text}" for number, text in enumerate(rest))
+
+
+PROMPT_TOKENS_PER_S = 100_000
+TOKENS_PER_S = 100
+
+
+@dataclass
+class Work:
+    """A request; without a slot it waits for one."""
+
+    task: int
+    prompt_tokens: int
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    slot: int | None = None
+
+
 class UsageError(Exception):
     """The command line is wrong."""
 
@@ -300,7 +340,8 @@ class Engine:
         self.sent_tokens = 0
         self.prompt_tokens = 0
         self.metrics_seen_tokens = 0  # of both kinds, when /metrics was asked last
-        self.busy_slots = 0
+        self.works: list[Work] = []
+        self.tasks = 0
         self.lock = threading.Lock()
         self._ballast: list[bytearray] = []
         self._prompted = False
@@ -314,6 +355,32 @@ class Engine:
     @property
     def alias(self) -> str:
         return self.arguments.get("--alias", self.model).split(",")[0]
+
+    @property
+    def slots(self) -> int:
+        return int(self.arguments.get("--parallel", "1"))
+
+    def begin(self, prompt_tokens: int) -> Work:
+        """Take a request."""
+        with self.lock:
+            self.tasks += 1
+            work = Work(self.tasks, prompt_tokens)
+            self.works.append(work)
+            self.prompt_tokens += prompt_tokens
+            self._give_slots()
+        return work
+
+    def end(self, work: Work) -> None:
+        """It is answered."""
+        with self.lock:
+            self.works.remove(work)
+            self._give_slots()
+
+    def _give_slots(self) -> None:
+        free = sorted(set(range(self.slots)) - {each.slot for each in self.works})
+        waiting = [each for each in self.works if each.slot is None]
+        for number, work in zip(free, waiting, strict=False):
+            work.slot = number
 
     @property
     def vram_mib(self) -> int:
@@ -371,12 +438,17 @@ class Engine:
         """Places in the state file of the cards that it computes on, and the share of the model on each.
 
         As a CUDA build has it: of the cards that CUDA_VISIBLE_DEVICES names, in its order, those of ``--device`` with
-        the shares of ``--tensor-split``; without either all that are visible, in equal shares.
+        the shares of ``--tensor-split``; without either all that are visible, in equal shares. A Vulkan build takes
+        indices of its loader instead.
         """
         uuids, shown = cards_of(lines), os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = (
-            list(range(len(uuids))) if shown is None else [uuids.index(each) for each in shown.split(",")]
-        )
+        if self.behaviour.vulkan_cards:
+            places = self.behaviour.vulkan_cards
+            visible = [places[index] for index in vulkan_indices(len(places))]
+        elif shown is None:
+            visible = list(range(len(uuids)))
+        else:
+            visible = [uuids.index(each) for each in shown.split(",")]
         named = self.arguments.get("--device")
         if named == "none":
             return {}
@@ -496,11 +568,23 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def _slots(self) -> Any:
-        total = int(self.engine.arguments.get("--parallel", "1"))
-        return [
-            {"id": slot, "n_ctx": self._window(), "is_processing": slot < self.engine.busy_slots}
-            for slot in range(total)
-        ]
+        """As the real one tells of progress: one that rests has no counters."""
+        with self.engine.lock:
+            at = {each.slot: each for each in self.engine.works}
+            return [self._slot(number, at.get(number)) for number in range(self.engine.slots)]
+
+    def _slot(self, number: int, work: Work | None) -> Any:
+        slot = {"id": number, "n_ctx": self._window(), "is_processing": work is not None}
+        if work is None:
+            return slot
+        following = {"has_next_token": True, "n_remain": -1, "n_decoded": work.generated_tokens}
+        return slot | {
+            "id_task": work.task,
+            "n_prompt_tokens": work.computed_tokens + work.generated_tokens,
+            "n_prompt_tokens_processed": work.computed_tokens,
+            "n_prompt_tokens_cache": 0,
+            "next_token": [following],
+        }
 
     def _metrics(self) -> None:
         """As the real one: counters of six digits, averages since the last look."""
@@ -510,15 +594,17 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self._loading():
             return
-        total = int(engine.arguments.get("--parallel", "1"))
         with engine.lock:
+            at_work = sum(each.slot is not None for each in engine.works)
             sum_tokens = engine.prompt_tokens + engine.sent_tokens
             values = {
                 "prompt_tokens_total": engine.prompt_tokens,
+                "prompt_seconds_total": engine.prompt_tokens / PROMPT_TOKENS_PER_S,
                 "tokens_predicted_total": engine.sent_tokens,
+                "tokens_predicted_seconds_total": engine.sent_tokens / TOKENS_PER_S,
                 "predicted_tokens_seconds": 100 if sum_tokens > engine.metrics_seen_tokens else 0,
-                "requests_processing": min(total, engine.busy_slots),
-                "requests_deferred": max(0, engine.busy_slots - total),
+                "requests_processing": at_work,
+                "requests_deferred": len(engine.works) - at_work,
             }
             engine.metrics_seen_tokens = sum_tokens
         text = "".join(
@@ -548,18 +634,15 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, AttributeError) as error:
             self._error(400, f"parse error: {error}", "invalid_request_error")
             return
-        with self.engine.lock:
-            self.engine.busy_slots += 1
-            self.engine.prompt_tokens += max(1, len(body.split()))
+        work = self.engine.begin(max(1, len(body.split())))
         try:
             self.engine.claim_for_prompts()
             if self.path == "/completion":
                 self._complete_plain(request)
             else:
-                self._complete(streamed)
+                self._complete(streamed, work)
         finally:
-            with self.engine.lock:
-                self.engine.busy_slots -= 1
+            self.engine.end(work)
 
     def _complete_plain(self, request: Any) -> None:
         """Of a prompt of tokens, whole; what a slot cannot hold is refused as the real one does."""
@@ -572,7 +655,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self._json({"content": "Hello", "tokens_evaluated": count, "id_slot": request.get("id_slot", 0)})
 
-    def _complete(self, streamed: bool) -> None:
+    def _complete(self, streamed: bool, work: Work) -> None:
         behaviour = load_behaviour()
         if streamed:
             self.send_response(200)
@@ -582,9 +665,13 @@ class Handler(BaseHTTPRequestHandler):
             self._event({"delta": {"role": "assistant", "content": None}, "finish_reason": None})
         if behaviour.hang:
             threading.Event().wait()
+        for _ in range(behaviour.prompt_steps):
+            time.sleep(behaviour.prompt_step_s)
+            work.computed_tokens += int(self.engine.arguments.get("--batch-size", "2048"))
         wait_while(lambda now: now.held)
         for token in behaviour.tokens:
             time.sleep(behaviour.token_s)
+            work.generated_tokens += 1
             if streamed:
                 self._event({"delta": {"content": token}, "finish_reason": None})
             self._count(behaviour)
@@ -680,7 +767,7 @@ def main(argv: list[str]) -> int:
         elif "--version" in arguments:
             say(behaviour.version)
         elif "--list-devices" in arguments:
-            lines = behaviour.devices or ("(none)",)
+            lines = listed_devices(behaviour) or ("(none)",)
             print("Available devices:", *(f"  {line}" for line in lines), sep="\n")  # noqa: T201  # as the real one
         else:
             serve(arguments, behaviour)

@@ -35,6 +35,9 @@ from lllm3090d.serving.events import (
     Announce,
     CancelRequested,
     CheckIdle,
+    DrainEnded,
+    DrainSeen,
+    DrainUnit,
     Effect,
     EngineReady,
     Event,
@@ -69,6 +72,7 @@ from lllm3090d.serving.events import (
     WaitForMemory,
     WatchLoading,
 )
+from lllm3090d.serving.hangs import Verdict
 from lllm3090d.serving.instance import ENDED, SERVING, InstanceState
 from lllm3090d.serving.observation import CardState, Observation
 from lllm3090d.serving.policy import Policy
@@ -99,6 +103,7 @@ FLAGS = frozenset(
 CAPABILITIES = Capabilities("11434", FLAGS, Backend.VULKAN, ("Vulkan0",))
 MODELS = {"tiny": 1.0, "small": 3.0, "middle": 7.0, "large": 13.0, "huge": 19.0, "monster": 40.0}
 QUEUE_TIMEOUT_S, RESIDENCY_S, IDLE_S = 60.0, 5.0, 1.0
+DRAIN_S, PATIENCE_S = 10.0, 8.0
 
 
 class BrokenInvariantError(AssertionError):
@@ -158,6 +163,7 @@ class Process:
     held_bytes: int = 0
     is_alive: bool = True
     is_busy: bool = False
+    frozen_s: float | None = None  # since when it gets nowhere
     served_tokens: int = 0
     is_listed: bool = True  # the driver's list shows it
     status: dict[str, Any] = field(default_factory=dict)
@@ -194,6 +200,8 @@ class Machine:
             least_residency_s=RESIDENCY_S,
             least_idle_s=IDLE_S,
             restarts=RestartPolicy(healthy_s=60.0),
+            drain_s=DRAIN_S,
+            restart_hung=True,
         )
         self.scheduler = make(policy, lambda: self.now_s)
         self.processes: dict[str, Process] = {}
@@ -208,6 +216,9 @@ class Machine:
         self.sleeps, self.asleep = sleeps, False
         self.granted: list[str] = []
         self.evictions = 0
+        self.drained = 0  # whose requests came to their end
+        self.stalled: set[str] = set()  # runs that are shown so
+        self.hung = 0  # that were restarted for it
         self.stale: Observation | None = None  # a reading of a moment ago
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
@@ -271,7 +282,11 @@ class Machine:
             for p in self.processes.values()
             if p.is_alive and self._state(p.run) in SERVING
         }
-        self.feed(Looked(seen))
+        self.feed(Looked(seen, {run: self._verdict(self.processes[run]) for run in seen}))
+
+    def _verdict(self, process: Process) -> Verdict:
+        idle_s = 0.0 if process.frozen_s is None else self.now_s - process.frozen_s
+        return Verdict(idle_s > PATIENCE_S, idle_s, PATIENCE_S, "it gets nowhere")
 
     def _state(self, run: str) -> InstanceState | None:
         instance = self.scheduler.by_run(run)
@@ -287,12 +302,22 @@ class Machine:
             case TellEviction():
                 self._was_evicted(effect)
             case Announce():
-                if effect.state is InstanceState.READY and effect.previous is InstanceState.LOADING:
-                    self.ready_s[effect.run] = self.now_s
+                self._has_moved(effect)
         if isinstance(effect, Reply):
             self._was_answered(effect)
         elif not self._perform_on_unit(effect):
             self._perform_later(effect)
+
+    def _has_moved(self, change: Announce) -> None:
+        if change.state is InstanceState.READY and change.previous is InstanceState.LOADING:
+            self.ready_s[change.run] = self.now_s
+        if change.state is InstanceState.STALLED:
+            self.stalled.add(change.run)
+            if self.processes[change.run].frozen_s is None:
+                raise BrokenInvariantError(f"{change.name} is said to be stalled, and gets on")
+        elif change.previous is InstanceState.STALLED:
+            self.stalled.discard(change.run)
+            self.hung += change.reason == "stalled for too long"
 
     def _perform_on_unit(self, effect: Effect) -> bool:
         """What systemd and the card are asked for; whether it was that."""
@@ -303,6 +328,8 @@ class Machine:
                 self._load(self.processes[effect.run])
             case StopUnit():
                 self._stop(effect)
+            case DrainUnit():
+                self._drain(effect.run)
             case WaitForMemory():
                 self._wait_for_memory(effect.run)
             case _:
@@ -363,6 +390,8 @@ class Machine:
         process = self.processes[effect.run]
         if process.is_busy:
             raise BrokenInvariantError(f"{effect.name} was evicted while it was busy")
+        if effect.run in self.stalled:
+            raise BrokenInvariantError(f"{effect.name} was evicted while it was stalled")
         if effect.run in self.pins:
             raise BrokenInvariantError(f"{effect.name} was evicted while it was pinned")
         if effect.run in self.leases.values():
@@ -413,9 +442,25 @@ class Machine:
             process.held_bytes += self.random.choice([0, 0, 200 * MIB])
             self.feed(Verified(run, {CARD.uuid: process.held_bytes}, 512))
 
+    def _drain(self, run: str) -> None:
+        """Look at its requests once a second, until somebody has put an end to that."""
+        instance, process = self.scheduler.by_run(run), self.processes.get(run)
+        if instance is None or instance.drain is None or process is None:
+            return
+        if process.is_busy and process.frozen_s is None and self.random.random() < 0.3:
+            process.is_busy = False
+        if process.is_busy and self.now_s < instance.drain.deadline_s:
+            self.feed(DrainSeen(run, 1))
+            self.later(1.0, lambda: self._drain(run))
+            return
+        self.drained += not process.is_busy
+        self.feed(DrainEnded(run))
+
     def _stop(self, effect: StopUnit) -> None:
         process = self.processes.get(effect.run)
         luck = self.random.random()
+        if effect.kill and luck > 0.03:
+            luck = 1.0  # it does not ignore that
         if luck < 0.03:
             error = LlmError(ErrorCode.STOP_FAILED, "it did not die")
             self.later(20.0, lambda: self.feed(StopFinished(effect.run, error)))
@@ -432,6 +477,7 @@ class Machine:
         if process is None or not process.is_alive:
             return
         process.is_alive = process.is_busy = False
+        process.frozen_s = None
         process.is_listed = False
         for lease in [lease for lease, run in self.leases.items() if run == process.run]:
             del self.leases[lease]
@@ -512,6 +558,7 @@ class Machine:
                 self._some_cancel,
                 self._some_stranger,
                 self._some_use,
+                self._some_freeze,
                 self._some_death,
                 self._some_pin,
                 self._some_lease,
@@ -519,7 +566,7 @@ class Machine:
                 self._some_card_trouble,
                 self._some_sleep,
             ],
-            weights=[60, 14, 3, 3, 5, 12, 1, 2, 3, 1, 1, 1 if self.sleeps else 0],
+            weights=[60, 14, 3, 3, 5, 12, 2, 1, 2, 3, 1, 1, 1 if self.sleeps else 0],
         )[0]()
 
     def _some_load(self) -> None:
@@ -535,7 +582,9 @@ class Machine:
         )
 
     def _some_unload(self) -> None:
-        self.feed(UnloadRequested(self.token("unload"), self.random.choice(sorted(MODELS))))
+        name, force = self.random.choice(sorted(MODELS)), self.random.random() < 0.1
+        drain_s = None if force else self.random.choice([None, None, 0.0, 3.0, 40.0])
+        self.feed(UnloadRequested(self.token("unload"), name, drain_s, force))
 
     def _some_cancel(self) -> None:
         loads = [token for token, (kind, _) in self.open.items() if kind == "load"]
@@ -550,8 +599,22 @@ class Machine:
 
     def _some_use(self) -> None:
         for process in self.random.sample(self._serving(), k=min(1, len(self._serving()))):
+            if process.frozen_s is not None:
+                return
             process.is_busy = not process.is_busy
             process.served_tokens += self.random.randint(1, 1000)
+
+    def _some_freeze(self) -> None:
+        for process in self.random.sample(self._serving(), k=min(1, len(self._serving()))):
+            if process.frozen_s is None:
+                process.is_busy, process.frozen_s = True, self.now_s
+                self._thaw_later(process, self.random.choice([5.0, 30.0, 600.0]))
+
+    def _thaw_later(self, process: Process, delay_s: float) -> None:
+        def thaw() -> None:
+            process.frozen_s = None
+
+        self.later(delay_s, thaw)
 
     def _some_death(self) -> None:
         for process in self.random.sample(self._serving(), k=min(1, len(self._serving()))):
@@ -620,7 +683,7 @@ class Machine:
         self.card_error = False
         self.foreign_bytes = 0
         for process in self.processes.values():
-            process.is_busy = False
+            process.is_busy, process.frozen_s = False, None
         for _ in range(2000):
             if not self.open and not self._later:
                 break

@@ -27,7 +27,8 @@ DAEMON_UNIT = "lllm3090d.service"
 SOCKET_UNIT = "lllm3090d.socket"
 UNITS = (DAEMON_UNIT, SOCKET_UNIT, "lllm3090.slice")
 # What a test kills is to stay down, so that it can be looked at; tests of restarts say otherwise.
-SETTINGS = {"restart_failed": "false"}
+# The usual port is taken by one daemon only, and several are tested at a time.
+SETTINGS = {"restart_failed": "false", "gateway_port": "0"}
 
 
 def eventually(question: Callable[[], T | None], within_s: float = 20.0, what: str = "") -> T:
@@ -158,7 +159,7 @@ class Service:
         )
         drop_in = self.units_dir / f"{DAEMON_UNIT}.d"
         drop_in.mkdir(exist_ok=True)
-        lines = [f'Environment="{key}={value.replace("%", "%%")}"' for key, value in values.items()]
+        lines = [f'Environment="{key}={_quoted(value)}"' for key, value in values.items()]
         # Tests kill it more often than a person would see it die.
         text = "[Unit]\nStartLimitIntervalSec=0\n[Service]\n" + "\n".join(lines) + "\n"
         coverage = {key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")}
@@ -238,6 +239,11 @@ class Service:
         """State of a model's instance."""
         state: str | None = self.instances().get(model, {}).get("state")
         return state
+
+
+def _quoted(value: str) -> str:
+    """A value between the quotes of a unit file."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def ask(endpoint: str, question: str, tokens: int = 16) -> Any:

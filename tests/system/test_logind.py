@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from lllm3090d.bus import logind as logind_module
 from lllm3090d.bus.logind import Logind, SleepNews
 from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.logind import FakeLogind, Session
@@ -159,6 +160,46 @@ def test_without_a_system_bus_it_is_said_once_and_nothing_else_happens(
     assert sum("nobody tells" in each.message for each in caplog.records) == 1
 
 
+def test_a_system_bus_that_comes_after_the_daemon_is_found(private_bus: PrivateBus) -> None:
+    async def scenario(logind: Logind) -> None:
+        assert problem(logind) is not None
+        news = heard(logind)
+        private_bus.start()
+        fake = FakeLogind(private_bus.address)
+        try:
+            while not holds(logind):  # the bus is there before logind is
+                assert await next_of(news) is SleepNews.UNSURE
+                await logind.take_lock("x")
+            assert problem(logind) is None
+        finally:
+            fake.close()
+
+    connected(private_bus.address, scenario)
+
+
+def test_a_silent_logind_is_asked_again(
+    private_bus: PrivateBus, fake: FakeLogind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logind_module, "CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(logind_module, "AGAIN_FIRST_S", 0.05)
+
+    async def scenario(logind: Logind) -> None:
+        news = heard(logind)
+        private_bus.pause(paused=True)
+        await logind.take_lock("x")
+        assert not holds(logind)
+        silent = problem(logind)
+        assert silent is not None and "was not answered within 0.2 s" in silent.message
+        private_bus.pause(paused=False)
+        while not holds(logind):
+            assert await next_of(news) is SleepNews.UNSURE
+            await logind.take_lock("x")
+        assert problem(logind) is None
+        assert not fake.lock().is_closed()
+
+    connected(private_bus.address, scenario)
+
+
 def test_a_bus_without_logind_and_one_that_comes_later(private_bus: PrivateBus) -> None:
     async def scenario(logind: Logind) -> None:
         assert logind.problem is not None
@@ -181,6 +222,9 @@ def test_after_a_lost_bus_another_lock_is_taken_and_the_old_one_let_go(private_b
         await logind.take_lock("x")
         old = first.lock()
         private_bus.kill()
+        assert await logind.look() is None  # which is asked behind the news of the loss
+        lost = problem(logind)
+        assert lost is not None and "is lost" in lost.message
         private_bus.start()
         second = FakeLogind(private_bus.address)
         try:

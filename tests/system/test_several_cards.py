@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.engine import install_fake_engine, set_behaviour
 from tests.fakes.gguf_files import write_llama
 from tests.fakes.nvml import FakeCard, FakeNvml
+from tests.fakes.vulkan import FakeVulkan, FakeVulkanDevice
 from tests.system.harness import DAEMON_UNIT, Service, eventually, model_units, running, systemctl
 from tests.system.scenes import strings
 
@@ -53,7 +54,7 @@ class Rig:
 
     def load(self, model: str, **options: Any) -> dict[str, Any]:
         last = self.service.load(model, **CONTEXT, **options)[-1]
-        assert last["kind"] == "ready", last
+        assert last.get("kind") == "ready", last
         instance: dict[str, Any] = last["instance"]
         return instance
 
@@ -68,11 +69,11 @@ class Rig:
         }
 
 
-def _rig(directory: Path, *cards: str) -> Rig:
+def _rig(directory: Path, *cards: str, totals: Mapping[str, int] = TOTALS) -> Rig:
     nvml = FakeNvml(directory / "card")
     nvml.write(
         *(
-            FakeCard(NAME, uuid, f"00000000:0{number}:00", TOTALS[uuid], 256 * MIB, capability="7.5")
+            FakeCard(NAME, uuid, f"00000000:0{number}:00", totals[uuid], 256 * MIB, capability="7.5")
             for number, uuid in enumerate(cards, 1)
         )
     )
@@ -91,6 +92,14 @@ def _rig(directory: Path, *cards: str) -> Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     """Two cards; in the driver's list the smaller one comes first."""
     made = _rig(tmp_path, SECOND, FIRST)
+    with running(made.service):
+        yield made
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> Iterator[Rig]:
+    """Two equal cards."""
+    made = _rig(tmp_path, SECOND, FIRST, totals=dict.fromkeys((FIRST, SECOND), TOTALS[FIRST]))
     with running(made.service):
         yield made
 
@@ -196,14 +205,38 @@ def test_a_lost_card_does_not_stop_the_other_one(rig: Rig) -> None:
     assert problem["code"] == "card_unreadable"
 
 
-def test_equal_devices_without_uuids_are_not_guessed(rig: Rig) -> None:
-    rig.behave("Vulkan")
-    (rig.service.directory / "engine" / "llama-server").touch()
-    problem = rig.service.request("POST", "/v1/load", {"model": "one", **CONTEXT}).json()
+def test_equal_cards_of_a_vulkan_build_by_address(twins: Rig) -> None:
+    """Without a Vulkan loader nothing is guessed; with one both are used, each by its index and alone."""
+    twins.behave("Vulkan", vulkan_cards=(1, 0))
+    problem = twins.service.request("POST", "/v1/load", {"model": "one", **CONTEXT}).json()
     assert problem["code"] == "engine_unusable"
     assert "which of the engine's devices" in problem["detail"]
+    assert "libvulkan.so.1" in problem["detail"]
     assert "CUDA" in problem["hint"]
     assert model_units() == {}
+
+    # The loader's order is not that of NVIDIA's driver.
+    heaps = ((TOTALS[FIRST], 1),)
+    devices = (FakeVulkanDevice(NAME, f"0000:0{bus}:00.0", heaps=heaps) for bus in (2, 1))
+    FakeVulkan(twins.nvml.library_dir, *devices)
+    (twins.service.directory / "engine" / "llama-server").touch()
+    for model, index, uuid in (("one", "1", SECOND), ("two", "0", FIRST)):
+        pid = twins.load(model, gpu=uuid)["main_pid"]
+        assert _environment(pid)["GGML_VK_VISIBLE_DEVICES"] == index
+        assert _option(pid, "--device", "-dev") == "Vulkan0"
+        promised = twins.promised()[uuid]
+        assert set(promised) == {model}
+        assert promised[model]["measured_bytes"] == 1000 * MIB  # the engine is on that card
+    for model in ("one", "two"):
+        twins.service.ctl("unload", model)
+    twins.behave("Vulkan", vulkan_cards=(1, 0), vram_mib=8000)
+    pid = twins.load("large")["main_pid"]
+    assert _option(pid, "--device", "-dev") == "Vulkan0,Vulkan1"
+    shares = [int(share) for share in (_option(pid, "--tensor-split", "-ts") or "").split(",")]
+    at = {"0": FIRST, "1": SECOND}
+    order = [at[index] for index in _environment(pid)["GGML_VK_VISIBLE_DEVICES"].split(",")]
+    for uuid, share in zip(order, shares, strict=True):
+        assert twins.promised()[uuid]["large"]["measured_bytes"] == 8000 * MIB * share // sum(shares)
 
 
 def test_a_plan_says_which_cards(rig: Rig) -> None:

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import pytest
 
 from lllm3090d.serving import activity as module
-from lllm3090d.serving.activity import ActivityWatch, EngineSocket
+from lllm3090d.serving.activity import ActivityWatch, EngineSocket, in_flight
 from lllm3090d.serving.events import Activity
+from lllm3090d.serving.hangs import EngineWork, SlotLook
 from lllm3090d.serving.readiness import cgroups_of
 from tests.fakes.engine import install_fake_engine, set_behaviour
 from tests.fakes.unix_http import call, health
@@ -371,3 +372,88 @@ def test_a_request_between_two_looks_is_seen(tmp_path: Path, path: Path) -> None
 
     with fake_engine(tmp_path, path, "--metrics"):
         run(scenario())
+
+
+# --- what progress is told by ----------------------------------------------------------------------------------------
+
+
+AT_WORK = {
+    "id": 0,
+    "id_task": 3,
+    "is_processing": True,
+    "n_prompt_tokens": 1536,
+    "n_prompt_tokens_processed": 1024,
+    "next_token": [{"n_decoded": 2}],
+}
+BUSY = metrics(
+    requests_processing=1,
+    requests_deferred=2,
+    prompt_tokens_total=3000,
+    prompt_seconds_total=1.5,
+    tokens_predicted_total=100,
+    tokens_predicted_seconds_total=4,
+)
+
+
+def test_of_a_busy_engine_its_slots_are_asked_too(path: Path) -> None:
+    seen, asked = said(path, metrics=BUSY, slots=ok(json.dumps([AT_WORK]).encode()))
+    assert asked == ["/metrics", "/slots"]
+    assert seen.work == EngineWork((SlotLook(0, 3, True, 1536, 1024, 2),), 2, 3, 2000.0, 0.04)
+
+
+def test_an_idle_engine_is_not_asked_for_its_slots(path: Path) -> None:
+    seen, asked = said(path, metrics=IDLE)
+    assert asked == ["/metrics"]
+    assert seen.work == EngineWork((), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "speed", "token_s"),
+    [
+        ({"prompt_tokens_seconds": 50, "predicted_tokens_seconds": 5}, 50.0, 0.2),
+        ({"prompt_tokens_seconds": 0, "predicted_tokens_seconds": 0}, None, None),
+        ({"prompt_tokens_total": 7, "prompt_seconds_total": 0}, None, None),
+    ],
+)
+def test_the_speed_of_an_engine(
+    path: Path, values: dict[str, float], speed: float | None, token_s: float | None
+) -> None:
+    work = said(path, metrics=metrics(requests_processing=0, **values))[0].work
+    assert work is not None
+    assert (work.prompt_tokens_per_s, work.token_s) == (speed, token_s)
+
+
+def test_one_that_does_not_tell_of_progress_cannot_be_judged(path: Path) -> None:
+    """As some forks: it has answered, so it is not silent either."""
+    assert said(path, metrics=BUSY, slots=slots(True))[0].work is None
+    assert said(path.with_name("b.sock"), metrics=BUSY, slots=NOT_OFFERED)[0].work is None
+
+
+def test_one_that_is_silent_is_at_work_as_far_as_anybody_knows(path: Path) -> None:
+    assert said(path, metrics=None)[0].work == EngineWork()
+    seen, _ = said(path.with_name("b.sock"), metrics=BUSY, slots=None)
+    assert seen.busy
+    assert seen.work == EngineWork(None, 2, 3, 2000.0, 0.04)
+
+
+@pytest.mark.parametrize(
+    ("answers", "number"),
+    [
+        ({"metrics": BUSY, "slots": slots(True)}, 3),
+        ({"metrics": IDLE}, 0),
+        ({"metrics": NOT_OFFERED, "slots": ok(json.dumps([AT_WORK]).encode())}, 1),
+        ({"metrics": NOT_OFFERED, "slots": slots(False)}, 0),
+        ({"metrics": NOT_OFFERED, "slots": slots(True)}, None),
+        ({"metrics": NOT_OFFERED, "slots": NOT_OFFERED}, None),
+    ],
+)
+def test_how_many_requests_an_engine_has(path: Path, answers: dict[str, bytes], number: int | None) -> None:
+    async def scenario() -> int | None:
+        async with serving(path, **answers):
+            return await in_flight(EngineSocket("r", path, OWN), 5.0)
+
+    assert run(scenario()) == number
+
+
+def test_nobody_counts_the_requests_of_one_that_is_gone(path: Path) -> None:
+    assert run(in_flight(EngineSocket("r", path, OWN), 5.0)) is None

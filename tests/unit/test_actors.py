@@ -112,6 +112,8 @@ def test_some_changes_tell_more_than_the_news_they_follow_from() -> None:
     known = Actors()
     assert known.of_change(change(S.READY, S.BUSY), DAEMON, None) == ENGINE
     assert known.of_change(change(S.BUSY, S.READY), DAEMON, None) == ENGINE
+    assert known.of_change(change(S.BUSY, S.STALLED), DAEMON, None) == ENGINE
+    assert known.of_change(change(S.STALLED, S.STOPPING), DAEMON, None) == DAEMON
     # It ends with an error after SIGTERM: that is no failure of its own.
     assert known.of_change(change(S.STOPPING, S.RELEASING), ENGINE, None) == SYSTEMD
     assert known.of_change(change(S.READY, S.RELEASING), ENGINE, None) == ENGINE

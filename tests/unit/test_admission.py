@@ -1,26 +1,18 @@
-"""What each memory can give, also were some runs gone; and whom to evict."""
+"""What each memory can give, also were some runs gone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardProcess, MemoryReading
 from lllm3090d.planning.quote import Evidence, LineItem, Place
 from lllm3090d.planning.reserves import ReservePolicy, host_reserve_bytes
 from lllm3090d.planning.tier_conditions import HostMemory
-from lllm3090d.serving.admission import (
-    Victim,
-    fewest_victims,
-    foreign_bytes,
-    held_now,
-    rooms,
-    unlisted_bytes,
-)
+from lllm3090d.serving.admission import foreign_bytes, held_now, rooms, unlisted_bytes
 from lllm3090d.serving.ledger import Ledger, Share
 from lllm3090d.serving.observation import HOST, CardState, Observation
 from tests.fakes.scheduler_world import CARD, DRIVER_BYTES, GIB, MIB, SECOND
@@ -129,6 +121,23 @@ def test_one_that_has_taken_less_than_its_price_frees_the_whole_promise() -> Non
     ledger = holding(a=8 * GIB)
     now = seen(state({"a": GIB}))
     assert card_room(now, ledger, "a") == TOTAL - DRIVER_BYTES
+
+
+def test_what_a_loading_engine_has_not_taken_yet_is_not_free_either() -> None:
+    """Where less is free than the promises leave: the card keeps something that neither side can name."""
+    ledger, kept = holding(a=8 * GIB, b=2 * GIB), GIB
+    ledger.confirm("b", {CARD.uuid: 2 * GIB})
+    now = state({"a": 3 * GIB, "b": 2 * GIB})
+    assert now.reading is not None
+    now = replace(now, reading=replace(now.reading, free_bytes=now.reading.free_bytes - kept))
+    budget = rooms(seen(now), ledger, RESERVES).cards[CARD.uuid]
+    assert {line.name: line.bytes for line in budget.live_lines}["loading models"] == -5 * GIB
+    assert budget.grantable_bytes == TOTAL - DRIVER_BYTES - 10 * GIB - kept < budget.available_bytes
+    assert card_room(seen(now), ledger, "a") == TOTAL - DRIVER_BYTES - 2 * GIB - kept
+    # Where nobody tells what it has taken, all of its promise is still to come.
+    untold = replace(now, resident={}, in_use={}, attributed=False)
+    budget = rooms(seen(untold), ledger, RESERVES).cards[CARD.uuid]
+    assert {line.name: line.bytes for line in budget.live_lines}["loading models"] == -8 * GIB
 
 
 def test_what_is_not_told_apart_and_still_loads_counts_as_foreign() -> None:
@@ -250,72 +259,3 @@ def test_the_host_gives_what_is_available_but_its_reserve_and_what_is_still_to_b
 
 def test_a_host_without_room_gives_nothing() -> None:
     assert host_room(seen(state({}), host_available=GIB), Ledger()) == 0
-
-
-# --- whom to evict -----------------------------------------------------------------------------------------------
-
-
-def needs(size: int, sizes: Mapping[str, int]) -> Callable[[frozenset[str]], bool]:
-    return lambda gone: sum(sizes[run] for run in gone) >= size
-
-
-def victims(*figures: tuple[str, float, int]) -> list[Victim]:
-    return [Victim(run, run, used_s, size) for run, used_s, size in figures]
-
-
-@pytest.mark.parametrize(
-    ("need", "chosen"),
-    [
-        (1, ["old"]),
-        (4, ["old"]),
-        (5, ["old", "middle"]),
-        (7, ["old", "middle"]),
-        (8, ["middle", "new"]),  # the oldest could stay: without it there is room as well
-        (10, ["middle", "new"]),
-        (11, ["old", "new"]),
-        (12, ["old", "middle", "new"]),
-        (14, ["old", "middle", "new"]),
-        (15, []),
-    ],
-)
-def test_the_least_recently_used_go_and_none_that_could_stay(need: int, chosen: list[str]) -> None:
-    given = victims(("new", 30.0, 7), ("old", 10.0, 4), ("middle", 20.0, 3))
-    sizes = {each.run: each.moved_bytes for each in given}
-    assert [each.run for each in fewest_victims(given, needs(need, sizes))] == chosen
-
-
-def test_of_those_that_could_stay_the_largest_does() -> None:
-    given = victims(("a", 1.0, 3), ("b", 2.0, 5), ("c", 3.0, 9))
-    sizes = {"a": 3, "b": 5, "c": 9}
-    assert [each.run for each in fewest_victims(given, needs(10, sizes))] == ["a", "c"]
-
-
-def test_nobody_goes_where_that_does_not_help() -> None:
-    asked: list[frozenset[str]] = []
-
-    def never(gone: frozenset[str]) -> bool:
-        asked.append(gone)
-        return False
-
-    assert fewest_victims(victims(("a", 1.0, 3), ("b", 2.0, 5)), never) == ()
-    assert asked == [frozenset({"a", "b"})]
-    assert fewest_victims((), never) == ()
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=12),
-    st.integers(0, 60),
-)
-def test_whoever_goes_is_needed(figures: list[tuple[int, int]], need: int) -> None:
-    given = [Victim(str(n), str(n), float(used), size) for n, (used, size) in enumerate(figures)]
-    sizes = {each.run: each.moved_bytes for each in given}
-    makes_room = needs(need, sizes)
-    chosen = fewest_victims(given, makes_room)
-    gone = frozenset(each.run for each in chosen)
-    if not chosen:
-        assert not given or sum(sizes.values()) < need
-        return
-    assert makes_room(gone)
-    if len(gone) > 1 and need:
-        assert all(not makes_room(gone - {run}) for run in gone)
-    assert [each.last_used_s for each in chosen] == sorted(each.last_used_s for each in chosen)

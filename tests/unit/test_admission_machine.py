@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving.events import Event, HoldLoads, LoadRequested, Looked, MemoryReleased, Observation
+from lllm3090d.serving.hangs import Verdict
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
@@ -34,6 +36,8 @@ def test_ten_thousand_steps_break_nothing(server: Path, seed: int) -> None:
     # The history was worth something: models came, and some went for others.
     assert len(machine.granted) > 100
     assert machine.evictions > 10
+    assert machine.drained > 10
+    assert machine.hung > 1
 
 
 class ForgetsToRelease(Scheduler):
@@ -92,9 +96,19 @@ class ForgetsThoseWhoWait(Scheduler):
         return None
 
 
+class TakesTheSlowForHung(Scheduler):
+    """Every engine that is at work is said to get nowhere."""
+
+    def _see_verdict(self, instance: Instance, verdict: Verdict | None) -> None:
+        if verdict is not None and instance.busy:
+            verdict = replace(verdict, stalled=True)
+        super()._see_verdict(instance, verdict)
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
+        (TakesTheSlowForHung, "said to be stalled, and gets on"),
         (ForgetsToRelease, "nothing of it is left"),
         (ReleasesTooEarly, "nobody is charged for"),
         (TrustsAnOldReading, "over-committed|in error"),

@@ -10,7 +10,15 @@ import pytest
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.planning.planner import CacheType, CappedBy
 from lllm3090d.planning.quote import Evidence, Place
-from lllm3090d.serving.adoption import Findings, sort_units
+from lllm3090d.serving.adoption import (
+    ANOTHERS_RECORD,
+    DAMAGED_RECORD,
+    NO_RECORD,
+    Findings,
+    Rebuilt,
+    lacking,
+    sort_units,
+)
 from lllm3090d.serving.unit_spec import RECORD_VARIABLE, Record, RecordItem, unit_name
 
 pytestmark = pytest.mark.unit
@@ -79,7 +87,7 @@ def runs(findings: Findings) -> tuple[set[str], set[str], set[str]]:
     return (
         {found.record.run for found in findings.adopt},
         {found.record.run for found in findings.forget},
-        {status.name.removesuffix(".service").rsplit("-", 1)[1] for status in findings.strangers},
+        {each.status.name.removesuffix(".service").rsplit("-", 1)[1] for each in findings.strangers},
     )
 
 
@@ -188,3 +196,56 @@ def test_what_is_adopted_comes_with_its_record_and_status() -> None:
     (found,) = sort_units([status]).adopt
     assert found.status is status
     assert found.record == record("qwen", "a")
+
+
+# --- records that cannot be used ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, ""),
+        ("", NO_RECORD),
+        ("garbage", DAMAGED_RECORD),
+        ("[" * 100_000, DAMAGED_RECORD),
+        ("[]", DAMAGED_RECORD),
+        ('{"schema_version": 1}', DAMAGED_RECORD),
+        ('{"schema_version": "2"}', DAMAGED_RECORD),
+        ('{"schema_version": 2}', "its record is of schema 2, and this release reads 1"),
+        (record("gemma", "a").model_dump_json(), ANOTHERS_RECORD),
+    ],
+)
+def test_it_is_told_why_a_record_is_not_used(text: str | None, why: str) -> None:
+    assert lacking(unit("a", text=text)) == why
+
+
+def test_what_was_reconstructed_takes_the_place_of_a_record() -> None:
+    """It competes with others of its model like any other; its own record is never preferred to nothing."""
+    made = {unit("a").name: Rebuilt(record("qwen", "a"))}
+    for order in permutations([unit("a", text="", started_s=200), unit("b", started_s=100)]):
+        findings = sort_units(order, made)
+        assert [(each.record.run, each.reconstructed) for each in findings.adopt] == [("a", NO_RECORD)]
+        assert [each.why for each in findings.strangers] == [f"qwen runs in {unit('a').name} too"]
+    (dead,) = sort_units([unit("a", "failed", text="garbage")], made).adopt
+    assert dead.reconstructed == DAMAGED_RECORD
+
+
+def test_a_record_of_its_own_is_used_whatever_was_reconstructed() -> None:
+    made = {unit("a").name: Rebuilt(record("another", "a"))}
+    (found,) = sort_units([unit("a")], made).adopt
+    assert (found.record.name, found.reconstructed) == ("qwen", "")
+
+
+def test_why_nothing_could_be_reconstructed_is_told_too() -> None:
+    made = {unit("a").name: Rebuilt(None, "it runs /bin/sleep, which is no llama-server")}
+    (left,) = sort_units([unit("a", text="")], made).strangers
+    assert left.why == "it carries no record, and it runs /bin/sleep, which is no llama-server"
+
+
+def test_one_launch_is_never_held_twice() -> None:
+    """Two units of different models that claim the same run: the ledger knows runs, not names."""
+    first, second = unit("a", started_s=200), unit("a", name="gemma", started_s=100)
+    for order in permutations([first, second]):
+        findings = sort_units(order)
+        assert [each.record.name for each in findings.adopt] == ["qwen"]
+        assert [each.why for each in findings.strangers] == ["another unit is the launch a too"]

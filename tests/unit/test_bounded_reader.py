@@ -11,6 +11,7 @@ import pytest
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.bounded import BoundedReader, opened_in_time
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
+from lllm3090d.gpus.xids import CardErrors, Xid
 
 pytestmark = pytest.mark.unit
 
@@ -103,4 +104,55 @@ def test_what_is_opened_is_bounded(driver: Driver) -> None:
     (reader,) = opened_in_time(lambda: [driver])
     assert isinstance(reader, BoundedReader)
     assert reader.read() is READING
+    reader.close()
+
+
+class Reporting(Driver):
+    """Also reports errors; the list is what happened since it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.happened: list[Xid] = []
+        self.lost: LlmError | None = None
+
+    def read(self) -> MemoryReading:
+        if self.lost is not None:
+            raise self.lost
+        return super().read()
+
+    def errors(self) -> CardErrors:
+        told, self.happened = tuple(self.happened), []
+        return CardErrors(told, action=self.asked, source="NVML")
+
+
+def test_errors_come_with_readings_and_none_is_lost() -> None:
+    driver = Reporting()
+    reader = BoundedReader(driver)
+    assert reader.errors() == CardErrors()  # never read yet
+    driver.happened = [Xid(13)]
+    reader.read()
+    driver.happened = [Xid(79)]
+    driver.lost = LlmError(ErrorCode.CARD_UNREADABLE, "lost", hint="x")
+    with pytest.raises(LlmError, match="lost"):
+        reader.read()  # a reading that fails brings them too
+    assert reader.errors() == CardErrors((Xid(13), Xid(79)), action=1, source="NVML")
+    assert reader.errors() == CardErrors((), action=1, source="NVML")
+    reader.close()
+
+
+def test_a_driver_that_hangs_tells_its_errors_later() -> None:
+    driver = Reporting()
+    reader = BoundedReader(driver, limit_s=0.05)
+    driver.goes_on.clear()
+    driver.happened = [Xid(119)]
+    with pytest.raises(LlmError, match="has not answered"):
+        reader.read()
+    assert reader.errors().xids == ()
+    driver.goes_on.set()
+    deadline = time.monotonic() + 10
+    told: tuple[Xid, ...] = ()
+    while not told and time.monotonic() < deadline:
+        PAUSE.wait(0.01)
+        told = reader.errors().xids
+    assert told == (Xid(119),)
     reader.close()

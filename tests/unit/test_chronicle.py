@@ -12,9 +12,11 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving import log_files
 from lllm3090d.serving.actors import CALLER, DAEMON, ENGINE
 from lllm3090d.serving.chronicle import Chronicle
+from lllm3090d.serving.drains import Drain
 from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.event_table import Numbers
 from lllm3090d.serving.events import Announce, EngineReady, KeepPin, KeepReleased, Looked, UnloadRequested
+from lllm3090d.serving.hangs import Verdict
 from lllm3090d.serving.history import History
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.observation import HOST
@@ -82,6 +84,19 @@ def test_what_belongs_to_a_change_is_told_with_it() -> None:
     assert failed.details["details"]["last_lines"] == ["a"]
 
 
+def test_a_stall_and_a_drain_are_told_with_their_times() -> None:
+    scene = Scene()
+    scene.instance.stall, scene.instance.drain = Verdict(True, 130.25, 120.0, "why"), None
+    scene.instance.state = S.STALLED
+    stalled = scene.change(S.BUSY, S.STALLED, "why")
+    assert stalled.details == {"stalled_s": 130.25, "patience_s": 120.0}
+    assert stalled.actor == ENGINE
+    scene.instance.state = S.STOPPING
+    assert scene.change(S.STALLED, S.STOPPING).details == {}
+    scene.instance.drain = Drain(10.0, 110.0)
+    assert scene.change(S.READY, S.STOPPING).details == {"drain_s": 10.0}
+
+
 def test_an_adopted_model_has_no_time_of_load() -> None:
     scene = Scene()
     assert scene.change(S.STARTING, S.READY, "found running").details == {"measured_bytes": 950}
@@ -121,7 +136,8 @@ def test_holds_are_told_while_there_is_something_to_hold() -> None:
 @pytest.mark.parametrize(
     ("numbers", "doubt"),
     [
-        (None, False),
+        (None, True),
+        (Numbers(7, ended=False, last_at=None), True),
         (Numbers(7, ended=True, last_at="2026-11-30T11:00:00.000Z"), False),
         (Numbers(1, ended=True, last_at=None), False),
         (Numbers(7, ended=False, last_at="2026-11-30T11:00:00.000Z"), True),
@@ -132,7 +148,8 @@ def test_a_daemon_that_was_killed_leaves_doubt(numbers: Numbers | None, doubt: b
     scene.told.started(numbers)
     assert scene.last.kind is EventKind.DAEMON
     assert ("may be missing" in scene.last.message) is doubt
-    assert set(scene.last.details) == ({"from", "to"} if doubt else set())
+    known = {"to"} if numbers is None or numbers.last_at is None else {"from", "to"}
+    assert set(scene.last.details) == (known if doubt else set())
 
 
 @pytest.mark.parametrize("said", [True, False])

@@ -8,10 +8,11 @@ import pytest
 
 from lllm3090d.engines.crash_causes import KINDS, CrashCause, Retry
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.comebacks import PASSING, Comebacks, cause_of
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.restarts import Latch, RestartPolicy
-from lllm3090d.serving.running import Instance
+from lllm3090d.serving.running import Evicted, Instance
 from tests.fakes.scheduler_world import World
 
 pytestmark = pytest.mark.unit
@@ -28,12 +29,15 @@ class Scene:
 
     def __init__(self, policy: RestartPolicy | None = POLICY) -> None:
         self.now_s = 50.0
+        self.runs = 0
         self.policy = policy
         self.comebacks = Comebacks(lambda: self.policy, lambda: self.now_s)
 
     def instance(self, name: str = "a", **changes: Any) -> Instance:
         """One that served a moment ago."""
         made = World().bring_up(name)
+        self.runs += 1
+        made.record = made.record.model_copy(update={"run": f"{self.runs:08x}"})
         made.state, made.failure = InstanceState.FAILED, died()
         made.ready_since_s = self.now_s - 1.0
         for key, value in changes.items():
@@ -48,6 +52,8 @@ class Scene:
         ({"ready_since_s": None}, False),  # told to whoever asked for it
         ({"ready_since_s": None, "attempt": 1}, True),
         ({"ready_since_s": None, "adopted": True}, True),
+        # The daemon before had begun to load it in the place of another, which comes back now.
+        ({"ready_since_s": None, "adopted": True, "evicted": [Evicted("b", PlanRequest(), ())]}, False),
         ({"failure": None}, False),
     ],
 )

@@ -13,8 +13,12 @@ import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning.cache import CacheType
+from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.events import ReleaseDone, ResetDone, UnloadDone
+from lllm3090d.serving.wanted_set import Marked
+from lllm3090d.serving.wanted_store import Mark
 from lllm3090d.surfaces.control import ControlApi
 
 pytestmark = pytest.mark.unit
@@ -28,17 +32,28 @@ class FakeDaemon:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.was_released = True
-        self.scheduler = SimpleNamespace(released=False)
+        self.problem: LlmError | None = None
+        self.wanted = FakeWanted()
+        self.scheduler = SimpleNamespace(released=False, instance=lambda _: None)
+        self.foreign_units = SimpleNamespace(names=("lllm3090-thing.service",))
 
     async def release(self, *, until_resume: bool) -> ReleaseDone:
         """Two models go."""
         self.asked.append(("release", until_resume))
-        return ReleaseDone("t", ("a", "b"), 7)
+        return ReleaseDone("t", ("a", "b"), 7, problem=self.problem)
 
-    async def unload(self, name: str) -> UnloadDone:
+    async def unload(self, name: str, *, drain_s: float | None = None, force: bool = False) -> UnloadDone:
         """One model runs, another one waits for room."""
-        self.asked.append(("unload", name))
-        return UnloadDone("t", name, "0a1b", 7 if name == "runs" else 0, waited=name == "waits")
+        self.asked.append(("unload", name, drain_s, force))
+        return UnloadDone(
+            "t", name, "0a1b", 7 if name == "runs" else 0, name == "waits", problem=self.problem
+        )
+
+    async def autoload(self, name: str, *, marked: bool) -> None:
+        """Any model can be marked."""
+        self.asked.append(("autoload", name, marked))
+        if marked:
+            self.wanted.marks[name] = Mark(name=name)
 
     async def resume(self) -> bool:
         """As the test says."""
@@ -97,7 +112,14 @@ def test_release(tmp_path: Path, body: str, until: bool) -> None:
     assert answer.pop("elapsed_s") >= 0
     assert (status, answer) == (
         200,
-        {"names": ["a", "b"], "released_bytes": 7, "until_resume": until, "was_released": False},
+        {
+            "names": ["a", "b"],
+            "released_bytes": 7,
+            "until_resume": until,
+            "was_released": False,
+            "foreign_units": ["lllm3090-thing.service"],
+            "problem": None,
+        },
     )
 
 
@@ -107,8 +129,69 @@ def test_unload_tells_a_load_that_only_waited(tmp_path: Path, name: str, release
     assert answer.pop("elapsed_s") >= 0
     assert (status, answer) == (
         200,
-        {"name": name, "run": "0a1b", "released_bytes": released, "waited": name == "waits"},
+        {
+            "name": name,
+            "run": "0a1b",
+            "released_bytes": released,
+            "waited": name == "waits",
+            "unfinished": None,
+            "problem": None,
+        },
     )
+
+
+def test_what_could_not_be_written_down_is_in_the_answer(tmp_path: Path) -> None:
+    daemon = FakeDaemon()
+    daemon.problem = LlmError(ErrorCode.STATE_UNUSABLE, "the disk is full")
+    for target, body in (("/v1/release", '{"until_resume": true}'), ("/v1/unload", '{"model": "runs"}')):
+        status, answer = posted(tmp_path, daemon, target, body)
+        assert (status, answer["problem"]["code"]) == (200, "state_unusable")
+
+
+class FakeWanted:
+    """What is marked, all by command."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, Mark] = {}
+        self.wants = ()
+
+    async def marked(self) -> tuple[Marked, ...]:
+        """In order."""
+        return tuple(Marked(each, by_setting=False) for each in self.marks.values())
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_autoload(tmp_path: Path, marked: bool) -> None:
+    daemon = FakeDaemon()
+    request = PlanRequest(
+        context_tokens=8192, cache_type_k=CacheType.F16, cache_type_v=CacheType.F16, gpu_layers=0
+    )
+    daemon.wanted.marks["other"] = Mark(name="other", request=request, arguments=("-np", "1"), pinned=True)
+    body = f'{{"autoload": {str(marked).lower()}}}'
+    status, answer = posted(tmp_path, daemon, "/v1/models/dir%2Fa%20model/autoload", body)
+    assert daemon.asked == [("autoload", "dir/a model", marked)]
+    assert status == 200
+    assert [each["name"] for each in answer["models"]] == ["other", "dir/a model"][: 1 + marked]
+    assert answer["models"][0] == {
+        "name": "other",
+        "origin": "command",
+        "options": {
+            "context_tokens": 8192,
+            "gpu_layers": 0,
+            "cache_type": "f16",
+            "arguments": ["-np", "1"],
+            "pin": True,
+        },
+        "state": None,
+        "why": "it is loaded at the next login",
+    }
+
+
+@pytest.mark.parametrize("body", ["{}", '{"autoload": "perhaps"}', '{"autoload": true, "more": 1}', "["])
+def test_a_bad_mark_is_refused(tmp_path: Path, body: str) -> None:
+    daemon = FakeDaemon()
+    status, _ = posted(tmp_path, daemon, "/v1/models/x/autoload", body)
+    assert status in {400, 422} and daemon.asked == []
 
 
 def test_release_tells_that_the_card_was_released_before(tmp_path: Path) -> None:

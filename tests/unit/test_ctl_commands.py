@@ -111,6 +111,16 @@ def test_status_shows_problems_and_leaves_out_what_is_unknown() -> None:
     assert done.stdout.endswith("\nNo model is loaded.\n")
 
 
+def test_ps_shows_what_is_at_risk_and_why() -> None:
+    risky = changed(INSTANCE, at_risk="RTX 3090 reported Xid 79: the card has fallen off the bus")
+    with ControlServer(instances=wire.Instances(instances=(risky,))) as server:
+        done = ctl(server, "ps")
+    assert " ready, at risk " in done.stdout
+    assert done.stdout.endswith(
+        "SmolLM2-135M is at risk: RTX 3090 reported Xid 79: the card has fallen off the bus\n"
+    )
+
+
 def test_ps_shows_each_instance_and_why_one_failed() -> None:
     """Unknown states of a newer daemon are shown as they are; nothing measured is a dash."""
     died = LlmError(ErrorCode.ENGINE_FAILED, "Exit status 1.", hint="lllm3090ctl logs x").problem()

@@ -23,6 +23,7 @@ from tests.fakes.control_server import (
     MODELS,
     PLAN,
     READY,
+    REQUEST,
     STATUS,
     ControlServer,
     Stream,
@@ -135,6 +136,7 @@ def test_examples_work(line: str) -> None:
         instances=wire.Instances(instances=(INSTANCE,)),
         logs=Stream((wire.LogLine(at="t", message="m"),)),
         events=Stream((event(1),)),
+        requests=Stream((REQUEST,)),
         plan=PLAN,
         load=Stream((READY,)),
         unload=wire.Unloaded(name="x", run="r", released_bytes=1, elapsed_s=0.1),
@@ -145,10 +147,12 @@ def test_examples_work(line: str) -> None:
         pin=wire.Pinned(name="x", run="r", pinned=True),
         reset=wire.Reset(name="x", run="r", starts=True),
         history=wire.RunHistory(name="x", runs=()),
+        autoload=wire.Autoload(models=()),
     ) as server:
         done = ctl(server, *shlex.split(line)[1:])
-    # To follow events ends with the daemon, and this one has said all. The doctor tells of the machine of the tests.
-    expected = {3} if "events" in line and "--follow" in line else {0, 10, 11} if "doctor" in line else {0}
+    # To follow ends with the daemon, and this one has said all. The doctor tells of the machine of the tests.
+    follows = "--follow" in line and any(word in line for word in ("events", "requests"))
+    expected = {3} if follows else {0, 10, 11} if "doctor" in line else {0}
     assert done.exit_code in expected, done.output
 
 

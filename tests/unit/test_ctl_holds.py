@@ -64,7 +64,13 @@ def test_what_is_asked_and_its_json(
                 "The card is released. Loads are refused until: lllm3090ctl --socket SOCKET resume",
             ],
         ),
-        (["resume"], {"resume": RESUMED}, ["The card is no longer released: models can be loaded again."]),
+        (
+            ["resume"],
+            {"resume": RESUMED},
+            [
+                "The card is no longer released: models can be loaded again, and those that were loaded come back."
+            ],
+        ),
         (
             ["resume"],
             {"resume": wire.Resumed(was_released=False)},

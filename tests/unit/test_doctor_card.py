@@ -11,7 +11,7 @@ import pytest
 from lllm3090d.doctor import card_checks, vulkan_check
 from lllm3090d.doctor.findings import Level
 from lllm3090d.doctor.surroundings import CardsFound, EngineFound
-from lllm3090d.engines.capabilities import Backend, Capabilities, ListedDevice
+from lllm3090d.engines.capabilities import AddressedDevice, Backend, Capabilities, ListedDevice
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.nvml import driver_problem
 from lllm3090d.gpus.readings import Card
@@ -34,6 +34,10 @@ pytestmark = pytest.mark.unit
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
 SOFTWARE = capabilities(
     Backend.VULKAN, ListedDevice("Vulkan0", "llvmpipe (LLVM 19.1, 256 bits)", 24105 * MIB)
+)
+AT_ITS_ADDRESS = dataclasses.replace(
+    capabilities(Backend.VULKAN, ListedDevice("Vulkan0", "AMD Radeon Graphics (RADV)", 24560 * MIB)),
+    addressed=(AddressedDevice(1, AMD_CARD.pci_address, "AMD Radeon Graphics (RADV)", 24560 * MIB),),
 )
 ROCM = capabilities(Backend.ROCM, ListedDevice("ROCm0", "AMD Radeon RX 7900 XTX", 24560 * MIB))
 LOADER = {"/usr/lib/x86_64-linux-gnu/libvulkan.so.1": ""}
@@ -193,6 +197,12 @@ def test_only_the_render_node_of_the_card_counts(scene: Scene) -> None:
             FAIL,
             "nothing tells",
         ),
+        (
+            (NVIDIA_CARD, dataclasses.replace(NVIDIA_CARD, uuid="GPU-2")),
+            EngineFound(BUILD, dataclasses.replace(VULKAN, unaddressed_because="the loader is old")),
+            FAIL,
+            "(their PCI addresses are not known: the loader is old).",
+        ),
         ((HOST,), EngineFound(dataclasses.replace(BUILD, tag="b9999"), CPU), OK, "knows b11434 best"),
     ],
 )
@@ -226,6 +236,7 @@ LAVAPIPE = icd("lvp_icd.x86_64.json", "/usr/lib/libvulkan_lvp.so") | {"/usr/lib/
         (NVIDIA_CARD, CUDA, {}, OK, "computes on cuda"),
         (NVIDIA_CARD, VULKAN, {}, OK, "finds the card"),  # wherever its files are
         (AMD_CARD, VULKAN, {}, FAIL, "libvulkan1"),  # it finds another one
+        (AMD_CARD, AT_ITS_ADDRESS, {}, OK, "finds the card"),  # whatever its driver calls it
         (NVIDIA_CARD, SOFTWARE, {}, FAIL, "libvulkan1"),
         (NVIDIA_CARD, CPU, {}, WARN, "libvulkan1"),  # it may be a Vulkan build that sees nothing
         (NVIDIA_CARD, SOFTWARE, LOADER, FAIL, "there are: none"),
@@ -344,3 +355,19 @@ def test_models_that_are_kept_need_a_driver_that_saves_them(scene: Scene) -> Non
     assert "NVreg_PreserveVideoMemoryAllocations=1" in (found.hint or "")
     scene.put(PRESERVES)
     assert card_checks.suspend(scene.world, scene.facts).level is OK
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("NVML", "Errors of it (Xid) are told by NVML."),
+        ("the kernel's messages", "are told by the kernel's messages."),
+        ("", "the journal is asked when an engine ends."),
+        (None, "driver 580.95.05."),
+    ],
+)
+def test_who_tells_of_errors_of_the_card(scene: Scene, source: str | None, said: str) -> None:
+    scene.change(cards=CardsFound((NVIDIA_CARD,), xid_source=source))
+    found = card_checks.driver(scene.world, scene.facts)
+    assert found.level is OK
+    assert found.message.endswith(said)

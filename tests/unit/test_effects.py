@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from lllm3090d.gpus.readings import Card, CardKind, CardProcess, MemoryReading
 from lllm3090d.planning.quote import Evidence, LineItem, Place
 from lllm3090d.planning.tier import Tier, TierSizes
 from lllm3090d.serving import effects as module
+from lllm3090d.serving.drains import doors
 from lllm3090d.serving.effects import Effects, LoadProgress
 from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.events import (
@@ -23,6 +25,7 @@ from lllm3090d.serving.events import (
     CheckIdle,
     EngineReady,
     Event,
+    ForgetUnit,
     IdleChecked,
     LoadStalled,
     MemoryReleased,
@@ -40,7 +43,7 @@ from lllm3090d.serving.events import (
 )
 from lllm3090d.serving.journal import LINES_MAX, JournalLine
 from lllm3090d.serving.ledger import Ledger, Share
-from lllm3090d.serving.load_watch import LoadCounters, LoadLimits, LoadVerdict
+from lllm3090d.serving.load_watch import LoadCounters, LoadLimits, LoadVerdict, load_cap_s
 from lllm3090d.serving.observation import HOST, CardState, Observation
 from lllm3090d.serving.probe import Probe, Probed
 from lllm3090d.serving.readiness import Progress
@@ -66,6 +69,7 @@ class LostManager:
         self.lost_answers = lost_answers
         self.started = started
         self.stops = 0
+        self.kills = 0
 
     def _answer(self) -> None:
         if self.lost_answers > 0:
@@ -83,6 +87,11 @@ class LostManager:
     async def stop(self, _name: str, _timeout_s: float) -> None:
         self.stops += 1
         self._answer()
+
+    async def kill(self, _name: str, number: int) -> None:
+        assert (number, self.stops) == (signal.SIGKILL, 0)  # before it is asked to stop
+        self._answer()
+        self.kills += 1
 
 
 def unobserved() -> Observation:
@@ -143,6 +152,47 @@ def test_a_stop_without_an_answer_is_asked_for_again() -> None:
     asyncio.run(effects(manager, told).stop_unit(StopUnit(RUN, UNIT)))
     assert told == [StopFinished(RUN, None)]
     assert manager.stops == 3
+
+
+def test_what_is_to_be_killed_is_killed_and_then_stopped() -> None:
+    told: list[Event] = []
+    manager = LostManager(lost_answers=2, started=True)
+    asyncio.run(effects(manager, told).stop_unit(StopUnit(RUN, UNIT, kill=True)))
+    assert told == [StopFinished(RUN, None)]
+    assert (manager.kills, manager.stops) == (1, 1)
+
+
+def test_what_cannot_be_killed_is_stopped_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(_: LostManager, name: str, number: int) -> None:
+        raise LlmError(ErrorCode.UNIT_REFUSED, f"systemd refused {name} {number}")
+
+    monkeypatch.setattr(LostManager, "kill", refuse)
+    told: list[Event] = []
+    manager = LostManager(lost_answers=0, started=True)
+    asyncio.run(effects(manager, told).stop_unit(StopUnit(RUN, UNIT, kill=True)))
+    assert told == [StopFinished(RUN, None)]
+    assert manager.stops == 1
+    assert "could not be killed" in caplog.text
+
+
+def test_nothing_of_a_run_is_left_behind(tmp_path: Path) -> None:
+    """Whatever the name of its socket was, and though the bus does not answer at first."""
+    reset: list[str] = []
+
+    class Forgets(LostManager):
+        async def reset_failed(self, name: str) -> None:
+            self._answer()
+            reset.append(name)
+
+    socket = tmp_path / "x.sock"
+    for door in doors(socket):
+        door.touch()
+    forgetting = effects(Forgets(lost_answers=2, started=True), [])
+    asyncio.run(forgetting.forget(ForgetUnit(RUN, UNIT, socket)))
+    assert list(tmp_path.iterdir()) == []
+    assert reset == [UNIT]
 
 
 class SlowManager(LostManager):
@@ -388,7 +438,7 @@ def loading(ledger: Ledger) -> SimpleNamespace:
         unit=UNIT,
         main_pid=None,
         control_group=f"/x/{UNIT}",
-        record=SimpleNamespace(socket=Path("/run/a.sock"), size_bytes=1000),
+        record=SimpleNamespace(socket=Path("/run/a.sock"), size_bytes=1000, path=Path("/m.gguf")),
         plan=SimpleNamespace(
             launch=SimpleNamespace(batch_tokens=2048, draft=SimpleNamespace(tokens=3)), window_tokens=8192
         ),
@@ -578,3 +628,89 @@ def test_what_has_ended_is_neither_watched_nor_verified() -> None:
     asyncio.run(made.watch(RUN))
     asyncio.run(made.verify(Verify(RUN, True)))
     assert told == []
+
+
+class Disk:
+    """What was seen of the disk, without a state file."""
+
+    def __init__(self) -> None:
+        self.saw_it: list[tuple[Path, float]] = []
+
+    def of(self, path: Path) -> float:
+        assert path == Path("/m.gguf")
+        return 2e6
+
+    def saw(self, path: Path, bytes_per_s: float) -> None:
+        self.saw_it.append((path, bytes_per_s))
+
+
+@pytest.mark.parametrize("chosen_s", [0.0, 60.0])
+def test_a_load_goes_by_its_disk_and_tells_of_it(monkeypatch: pytest.MonkeyPatch, chosen_s: float) -> None:
+    told: list[Event] = []
+    asked: list[LoadLimits] = []
+
+    async def wait(*arguments: Any, limits: LoadLimits, **_: Any) -> LoadVerdict | None:
+        asked.append(limits)
+        arguments[3](Progress(1, 10.0, 0.0, 5e6, 9000.0))
+        return LoadVerdict.TOO_LONG
+
+    monkeypatch.setattr(module, "wait_until_ready", wait)
+    disk = Disk()
+    made = Effects(
+        manager=cast("Any", None),
+        scheduler=cast("Any", loading(ledger_with(share(CARD, 1000)))),
+        settings=cast(
+            "Any",
+            lambda: SimpleNamespace(load_cap_s=chosen_s, load_timeout_s=9.0, device_memory_limit=False),
+        ),
+        observe=lambda: seen({RUN: 5}),
+        ask=unasked,
+        submit=told.append,
+        on_progress=lambda _: None,
+        disk_rates=cast("Any", disk),
+    )
+    asyncio.run(made.watch(RUN))
+    assert disk.saw_it == [(Path("/m.gguf"), 5e6)]
+    (stalled,) = told
+    assert isinstance(stalled, LoadStalled)
+    assert "(its disk gave 5.0 MB/s)" in stalled.error.message
+    if chosen_s:  # a person's choice is taken as it is
+        assert asked == [LoadLimits(9.0, 60.0, None)]
+        assert "not ready after 60 s" in stalled.error.message
+    else:
+        assert asked == [LoadLimits(9.0, load_cap_s(1000, 2e6), 1000)]
+        assert "not ready after 9000 s" in stalled.error.message
+
+
+def test_a_moment_without_file_descriptors_ends_no_load_and_loses_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shortage = [LlmError(ErrorCode.FILES_EXHAUSTED, "none left", hint="Wait.")]
+
+    def observe() -> Observation:
+        if shortage:
+            raise shortage.pop()
+        return seen({})
+
+    async def wait(*arguments: Any, **_: Any) -> LoadVerdict | None:
+        assert arguments[2]() == 0  # nobody can tell what it holds
+        shortage.append(LlmError(ErrorCode.FILES_EXHAUSTED, "none left", hint="Wait."))
+        return None
+
+    monkeypatch.setattr(module, "wait_until_ready", wait)
+    monkeypatch.setattr(module, "QUARANTINE_POLL_S", 0.0)
+    told: list[Event] = []
+    made = effects(
+        None,
+        told,
+        scheduler=loading(ledger_with(share(CARD, 1000))),
+        observe=observe,
+        load_timeout_s=60.0,
+        load_cap_s=7200.0,
+        release_timeout_s=10.0,
+    )
+    asyncio.run(made.watch(RUN))
+    assert told == [EngineReady(RUN, {})]
+    shortage.append(LlmError(ErrorCode.FILES_EXHAUSTED, "none left", hint="Wait."))
+    asyncio.run(made.wait_for_memory(RUN, None))
+    assert told[1:] == [MemoryReleased(RUN, {})]

@@ -229,15 +229,14 @@ def test_a_long_step_is_forgotten_after_quick_ones() -> None:
     assert track.patience_s(QUICK) == LEAST_S
 
 
-def test_first_it_is_reported_then_restarted_once() -> None:
+def test_first_it_is_reported_then_restarted() -> None:
     fine, stalled = Verdict(False, 5.0, 120.0), Verdict(True, 121.0, 120.0)
-    assert next_step(fine, reported=True, restarted_before=True) is Step.NOTHING
-    assert next_step(stalled, reported=False, restarted_before=False) is Step.REPORT
-    assert next_step(stalled, reported=True, restarted_before=False) is Step.NOTHING
+    assert next_step(fine, reported=True) is Step.NOTHING
+    assert next_step(stalled, reported=False) is Step.REPORT
+    assert next_step(stalled, reported=True) is Step.NOTHING
     lasting = replace(stalled, idle_s=241.0)
-    assert next_step(lasting, reported=False, restarted_before=False) is Step.REPORT
-    assert next_step(lasting, reported=True, restarted_before=False) is Step.RESTART
-    assert next_step(lasting, reported=True, restarted_before=True) is Step.LATCH
+    assert next_step(lasting, reported=False) is Step.REPORT
+    assert next_step(lasting, reported=True) is Step.RESTART
 
 
 # --- any course of work ------------------------------------------------------------------------------------

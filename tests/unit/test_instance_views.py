@@ -8,6 +8,8 @@ from typing import cast
 import pytest
 
 from lllm3090d.planning.units import MIB
+from lllm3090d.serving.drains import Drain
+from lllm3090d.serving.hangs import Verdict
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.ledger import Ledger, Share
 from lllm3090d.serving.observation import HOST
@@ -139,3 +141,26 @@ def test_one_without_a_process_has_no_pid_and_is_not_busy(state: InstanceState) 
     made.state = InstanceState.STOPPING
     view = instance_view(made, Ledger(), SINCE, NOW_S)
     assert (view.main_pid, view.busy) == (4711, True)
+
+
+def test_one_that_drains_tells_how_long_it_may() -> None:
+    made = instance("going", "g1", QWEN, InstanceState.STOPPING)
+    made.drain = Drain(10.0, NOW_S + 4.0, in_flight=2)
+    drain = instance_view(made, Ledger(), SINCE, NOW_S).drain
+    assert drain is not None
+    assert (drain.in_flight, drain.limit_s, drain.remaining_s) == (2, 10.0, 4.0)
+    late = instance_view(made, Ledger(), SINCE, NOW_S + 60).drain
+    assert late is not None
+    assert late.remaining_s == 0
+
+
+@pytest.mark.parametrize(("restarts", "left_s"), [(True, 110.0), (False, None)])
+def test_one_that_is_stalled_tells_why_and_what_comes_of_it(restarts: bool, left_s: float | None) -> None:
+    made = instance("hangs", "h1", QWEN, InstanceState.STALLED)
+    made.stall = Verdict(True, 130.0, 120.0, "no slot computes")
+    stall = instance_view(made, Ledger(), SINCE, NOW_S, restarts_hung=restarts).stall
+    assert stall is not None
+    assert (stall.reason, stall.stalled_s, stall.patience_s) == ("no slot computes", 130.0, 120.0)
+    assert stall.restart_in_s == left_s
+    made.state = InstanceState.STOPPING
+    assert instance_view(made, Ledger(), SINCE, NOW_S).stall is None

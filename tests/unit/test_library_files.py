@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.readers  # noqa: F401  # before root is given up: Python may lie where only root may read
 import json
 import os
 import socket

@@ -34,13 +34,14 @@ listening.close()
 """
 # What systemd does before it executes a service: descriptor 3 and three variables.
 ACTIVATED_DAEMON = """
-import json, os, sys
+import fcntl, json, os, sys
 from pathlib import Path
 from lllm3090d.errors import LlmError
 from lllm3090d.surfaces.listening import listen
-path, passed, count, pid = sys.argv[1:]
-if int(passed) != 3:
-    os.dup2(int(passed), 3)
+path, passed, count, pid, second = sys.argv[1:]
+given = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in (passed, second) if fd]
+for number, fd in enumerate(given):
+    os.dup2(fd, 3 + number)
 os.environ.update(LISTEN_PID=pid or str(os.getpid()), LISTEN_FDS=count, LISTEN_FDNAMES="control")
 try:
     listening = listen(Path(path))
@@ -50,10 +51,11 @@ else:
     print(json.dumps({
         "activated": listening.activated,
         "path": str(listening.path),
+        "gateway": listening.gateway.getsockname()[1] if listening.gateway else None,
         "inheritable": os.get_inheritable(listening.sock.fileno()),
         "variables": sorted(name for name in os.environ if name.startswith("LISTEN_")),
     }))
-    if listening.activated:
+    if listening.activated and not second:
         connection, _ = listening.sock.accept()
         connection.sendall(b"hello")
         connection.close()
@@ -318,12 +320,15 @@ def test_after_a_refusal_the_lock_is_free(path: Path, systemds: socket.socket) -
 # --- a socket from systemd ---------------------------------------------------------------------------------
 
 
-def activated(path: Path, passed: socket.socket | int, count: str = "1", pid: str = "") -> dict[str, object]:
-    """What a daemon says that was given a descriptor; its one client is served meanwhile."""
+def activated(
+    path: Path, passed: socket.socket | int, count: str = "1", pid: str = "", second: int | None = None
+) -> dict[str, object]:
+    """What a daemon says that was given descriptors; its one client is served meanwhile, if there is one only."""
     number = passed if isinstance(passed, int) else passed.fileno()
+    other = "" if second is None else str(second)
     process = subprocess.run(
-        [sys.executable, "-c", ACTIVATED_DAEMON, str(path), str(number), count, pid],
-        pass_fds=(number,),
+        [sys.executable, "-c", ACTIVATED_DAEMON, str(path), str(number), count, pid, other],
+        pass_fds=(number,) if second is None else (number, second),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -349,7 +354,13 @@ def test_a_passed_socket_is_used_and_left_to_systemd(
     # The daemon's own settings may name another path: systemd's counts.
     answer = activated(base / "other" / "control.sock", systemds)
     thread.join(TIMEOUT_S)
-    assert answer == {"activated": True, "path": str(path), "inheritable": False, "variables": []}
+    assert answer == {
+        "activated": True,
+        "path": str(path),
+        "gateway": None,
+        "inheritable": False,
+        "variables": [],
+    }
     assert received == [b"hello"]
     assert not (base / "other" / "control.sock").exists()
     check_that_it_serves(path, systemds)  # the daemon is gone, the socket is not
@@ -364,10 +375,28 @@ def test_a_socket_meant_for_another_process_is_not_taken(
     check_that_it_serves(path, systemds)
 
 
-def test_more_sockets_than_one_are_refused(path: Path, systemds: socket.socket) -> None:
-    answer = activated(path, systemds, count="2")
+@pytest.mark.parametrize(("count", "why"), [("3", "3 sockets"), ("x", "x sockets"), ("2", "not a socket")])
+def test_more_sockets_than_are_meant_are_refused(
+    path: Path, systemds: socket.socket, count: str, why: str
+) -> None:
+    answer = activated(path, systemds, count=count)
     assert answer["code"] == ErrorCode.RUNTIME_DIR_UNUSABLE
-    assert "2 sockets" in str(answer["detail"])
+    assert why in str(answer["detail"])
+
+
+def test_the_gateways_socket_is_told_from_the_control_socket_whatever_their_order(
+    path: Path, systemds: socket.socket
+) -> None:
+    with socket.socket() as gateway:
+        gateway.bind(("127.0.0.1", 0))
+        gateway.listen()
+        for order in ((systemds, gateway), (gateway, systemds)):
+            first, second = (each.fileno() for each in order)
+            answer = activated(path, first, count="2", second=second)
+            assert answer["activated"] and answer["path"] == str(path)
+            assert answer["gateway"] == gateway.getsockname()[1]
+        answer = activated(path, systemds.fileno(), count="2", second=systemds.fileno())
+        assert "at most one may be a Unix socket" in str(answer["detail"])
 
 
 def test_a_passed_file_is_refused(base: Path, path: Path) -> None:
@@ -378,13 +407,16 @@ def test_a_passed_file_is_refused(base: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
-def test_a_passed_socket_that_does_not_listen_or_is_of_the_network_is_refused(
-    path: Path, family: socket.AddressFamily
-) -> None:
+def test_a_passed_socket_that_does_not_listen_is_refused(path: Path, family: socket.AddressFamily) -> None:
     with socket.socket(family) as sock:
-        if family == socket.AF_INET:
-            sock.bind(("127.0.0.1", 0))
-            sock.listen()
         answer = activated(path, sock)
     assert answer["code"] == ErrorCode.RUNTIME_DIR_UNUSABLE
-    assert "not a listening Unix socket" in str(answer["detail"])
+    assert "not a listening Unix or TCP socket" in str(answer["detail"])
+
+
+def test_a_gateways_socket_alone_leaves_the_control_socket_to_us(path: Path) -> None:
+    with socket.socket() as gateway:
+        gateway.bind(("127.0.0.1", 0))
+        gateway.listen()
+        answer = activated(path, gateway)
+    assert answer["activated"] is False and answer["gateway"]

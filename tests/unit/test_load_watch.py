@@ -22,6 +22,7 @@ from lllm3090d.serving import readiness
 from lllm3090d.serving.load_watch import (
     ASSUMED_DISK_BYTES_PER_S,
     LEAST_CAP_S,
+    SLOWEST_DISK_BYTES_PER_S,
     LoadCounters,
     LoadLimits,
     LoadTrack,
@@ -79,6 +80,9 @@ def test_the_rate_of_the_disk_is_what_came_from_the_disk() -> None:
     assert track.disk_bytes_per_s is None
     track = track.after(20.0, LoadCounters(read_bytes=10**9, disk_bytes=10**8))
     assert track.disk_bytes_per_s == 10**7
+    # Shaders that are compiled afterwards say nothing of the disk, nor does the little that starts a program.
+    assert track.after(90.0, LoadCounters(read_bytes=10**9, disk_bytes=10**8)).disk_bytes_per_s == 10**7
+    assert LoadTrack.start(0.0).after(1.0, LoadCounters(disk_bytes=10**6)).disk_bytes_per_s is None
     assert LoadTrack.start(0.0).after(1.0, LoadCounters(read_bytes=5)).disk_bytes_per_s is None
 
 
@@ -88,6 +92,22 @@ def test_the_bound_follows_from_size_and_disk() -> None:
     # A slow disk is waited for, a quick one (or a warm cache) promises nothing.
     assert load_cap_s(17 * 10**9, 5e6) > load_cap_s(17 * 10**9) == load_cap_s(17 * 10**9, 5e9)
     assert load_cap_s(17 * 10**9, 5e6, setting_s=60.0) == 60.0
+    assert load_cap_s(10**9, 1.0) == load_cap_s(10**9, SLOWEST_DISK_BYTES_PER_S)  # no disk is that slow
+
+
+def test_a_disk_that_turns_out_slow_is_waited_for() -> None:
+    """17 GB at 1 MB/s, of which nobody knew: longer than the bound for an unknown disk, and it arrives."""
+    size = 17 * 10**9
+    limits, track = LoadLimits(60.0, load_cap_s(size), size), LoadTrack.start(0.0)
+    chosen, hurried = LoadLimits(60.0, load_cap_s(size)), set()
+    for second in range(10, 17_001, 10):
+        track = track.after(second, LoadCounters(read_bytes=second * 10**6, disk_bytes=second * 10**6))
+        assert track.verdict(limits) is LoadVerdict.GOES_ON
+        hurried.add(track.verdict(chosen))
+    assert LoadVerdict.TOO_LONG in hurried
+    # One that goes on and on is given up all the same.
+    track = track.after(17_000 + track.cap_s(limits), LoadCounters(read_bytes=10**12))
+    assert track.verdict(LoadLimits(1e9, limits.cap_s, size)) is LoadVerdict.TOO_LONG
 
 
 @given(
@@ -120,7 +140,7 @@ def test_a_load_that_stands_still_is_found_at_the_first_look_after_the_limit(
         assert stalled is (now - frozen_s > 60.0)
 
 
-@given(st.integers(0, 1 << 45), st.floats(1.0, 1e11) | st.none())
+@given(st.integers(0, 1 << 45), st.floats(SLOWEST_DISK_BYTES_PER_S, 1e11) | st.none())
 def test_the_bound_is_never_below_what_reading_takes(size: int, rate: float | None) -> None:
     cap = load_cap_s(size, rate)
     assert math.isfinite(cap)

@@ -12,6 +12,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from lllm3090d.errors import ErrorCode
+from lllm3090d.gateway.figures import GatewayFigures
+from lllm3090d.gateway.metrics import families
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.metrics import CONTENT_TYPE, Figures, exposition
@@ -169,7 +171,8 @@ def test_nothing_global_is_kept() -> None:
 
 def test_every_metric_is_in_the_reference_and_no_other() -> None:
     figures = Figures(Desk().view, statistics(), (), 0)
-    told = set(re.findall(r"^# TYPE (\S+) ", exposition(figures).decode(), re.MULTILINE))
+    text = exposition(figures, families(GatewayFigures(), {}, 0)).decode()
+    told = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     section = REFERENCE.read_text(encoding="utf-8").split("### `GET /metrics`")[1].split("###")[0]
     assert set(re.findall(r"`(lllm3090_\w+)`", section)) == told
 

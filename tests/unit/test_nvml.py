@@ -34,7 +34,7 @@ pytestmark = pytest.mark.unit
 MIB = 1 << 20
 UUID = FakeCard().uuid
 # Answers each line with one line of JSON: "open CHOICE", "patience SECONDS" (opens NVIDIA's, with that pause between
-# two initialisations of the library), "cards", "read [UUID]", "close [UUID]".
+# two initialisations of the library), "cards", "read [UUID]", "errors [UUID]", "close [UUID]".
 ASKED = """
 import dataclasses, json, sys
 from lllm3090d.errors import LlmError
@@ -52,7 +52,11 @@ for line in sys.stdin:
             answer = {"cards": [dataclasses.asdict(reader.card) for reader in readers]}
         else:
             chosen = [reader for reader in readers if not rest or reader.card.uuid == rest[0]][0]
-            answer = dataclasses.asdict(chosen.read()) if command == "read" else (chosen.close() or {})
+            if command == "errors":
+                answer = dataclasses.asdict(chosen.errors())
+                answer["xids"] = [xid["number"] for xid in answer["xids"]]
+            else:
+                answer = dataclasses.asdict(chosen.read()) if command == "read" else (chosen.close() or {})
     except LlmError as error:
         answer = error.problem()
     print(json.dumps(answer), flush=True)
@@ -138,6 +142,17 @@ def test_readings_follow_the_card(nvml: FakeNvml, asker: Asker) -> None:
     assert before["free_bytes"] - after["free_bytes"] == 5000 * MIB
     assert after["processes"] == [{"pid": 4001, "used_bytes": 5000 * MIB}]
     assert asker.ask("read")["free_bytes"] == before["free_bytes"]
+
+
+def test_how_busy_a_card_is_comes_with_each_reading(nvml: FakeNvml, asker: Asker) -> None:
+    asker.ask("open nvidia")
+    nvml.load(100, 0)
+    read = asker.ask("read")
+    assert (read["busy_percent"], read["memory_busy_percent"]) == (100, 0)
+    nvml.fail("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED)
+    read = asker.ask("read")
+    assert (read["busy_percent"], read["memory_busy_percent"]) == (None, None)
+    assert read["free_bytes"] > 0  # which is read all the same
 
 
 def test_processes_of_both_kinds_are_one_row_each(nvml: FakeNvml, asker: Asker) -> None:
@@ -446,3 +461,68 @@ def test_memory_of_a_process_that_ended_is_free_again(nvml: FakeNvml, asker: Ask
         held = asker.ask("read")["used_bytes"]
         holder.communicate()
     assert (held, asker.ask("read")["used_bytes"]) == (1000 * MIB, 0)
+
+
+# --- what the driver reports ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(nvml: FakeNvml) -> Iterator[Asker]:
+    """A process of its own, so that the library is initialised once."""
+    process = Asker(nvml.environment)
+    yield process
+    process.end()
+
+
+def test_errors_are_taken_with_readings(nvml: FakeNvml, fresh: Asker) -> None:
+    nvml.write(FakeCard(uuid="GPU-a"), FakeCard(uuid="GPU-b", pci="00000000:02:00"))
+    nvml.report(13, "GPU-a")  # before anybody asked to be told
+    fresh.ask("patience 0")
+    for uuid in ("GPU-a", "GPU-b"):
+        fresh.ask(f"read {uuid}")
+    none = {"xids": [], "action": None, "returns": 0, "source": "NVML"}
+    assert fresh.ask("errors GPU-a") == fresh.ask("errors GPU-b") == none
+    nvml.report(31, "GPU-b")
+    nvml.report(79, "GPU-b")
+    nvml.ask_for(1, "GPU-b")
+    assert fresh.ask("errors GPU-a")["xids"] == []
+    assert fresh.ask("errors GPU-b") == {"xids": [31, 79], "action": 1, "returns": 0, "source": "NVML"}
+    assert fresh.ask("errors GPU-b")["xids"] == []
+    fresh.ask("close GPU-b")
+    assert fresh.ask("errors GPU-b")["xids"] == []
+
+
+def test_a_card_that_comes_back_is_followed_again(nvml: FakeNvml, fresh: Asker) -> None:
+    fresh.ask("patience 0")
+    fresh.ask("read")
+    nvml.report(79)
+    nvml.lose(UUID)
+    assert fresh.ask("read")["code"] == "card_unreadable"
+    assert fresh.ask("errors")["xids"] == [79]
+    assert fresh.ask("read")["code"] == "card_unreadable"
+    nvml.find_again(UUID)
+    assert fresh.ask("read")["free_bytes"] > 0
+    assert fresh.ask("errors") == {"xids": [], "action": None, "returns": 1, "source": "NVML"}
+    nvml.report(13)
+    assert fresh.ask("errors")["xids"] == [13]
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"]
+)
+def test_a_driver_that_does_not_tell_of_errors(nvml: FakeNvml, fresh: Asker, function: str) -> None:
+    nvml.write(FakeCard(), failures={function: NOT_SUPPORTED})
+    fresh.ask("patience 0")
+    assert fresh.ask("read")["free_bytes"] > 0
+    nvml.report(79)
+    told = fresh.ask("errors")
+    assert told["xids"] == []
+    assert told["source"] in {"", "the kernel's messages"}  # by who runs this, and kernel.dmesg_restrict
+
+
+@pytest.mark.parametrize("code", [UNINITIALIZED, GPU_IS_LOST, 999])
+def test_events_that_fail_later_are_no_failure_of_the_card(nvml: FakeNvml, fresh: Asker, code: int) -> None:
+    nvml.write(FakeCard(), failures={"nvmlEventSetWait_v2": code, "nvmlDeviceGetFieldValues": code})
+    fresh.ask("patience 0")
+    assert fresh.ask("read")["free_bytes"] > 0
+    assert fresh.ask("errors") == {"xids": [], "action": None, "returns": 0, "source": "NVML"}

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllm3090d.bus.messages import RemoteError
 from lllm3090d.bus.properties import INFINITY, PROPERTIES, PropertyValue, encode, split_signature
+from lllm3090d.bus.unit_errors import unknown_property
 
 pytestmark = pytest.mark.unit
 FACTS = Path(__file__).parent.parent / "data" / "systemd_properties_252.json"
@@ -65,6 +67,41 @@ def test_what_this_systemd_is_too_old_for_is_left_out_and_named() -> None:
     old, new = encode(values, 252), encode(values, 253)
     assert ([name for name, _ in old.variants], old.dropped) == (["MemoryMax"], ("MemoryZSwapMax",))
     assert ([name for name, _ in new.variants], new.dropped) == (["MemoryMax", "MemoryZSwapMax"], ())
+
+
+@pytest.mark.parametrize("version", [0, 249])
+def test_a_systemd_that_is_older_or_does_not_say_gets_what_the_oldest_takes(version: int) -> None:
+    encoded = encode({"ExecStart": [("/bin/true", ("true",), False)], "MemoryZSwapMax": 0}, version)
+    assert ([name for name, _ in encoded.variants], encoded.dropped) == (["ExecStart"], ("MemoryZSwapMax",))
+
+
+def test_what_this_systemd_has_refused_is_left_out() -> None:
+    encoded = encode({"MemoryMax": 1, "RestrictRealtime": True}, 252, {"RestrictRealtime"})
+    assert ([name for name, _ in encoded.variants], encoded.dropped) == (
+        ["MemoryMax"],
+        ("RestrictRealtime",),
+    )
+
+
+def refusal(name: str, text: str) -> RemoteError:
+    return RemoteError(f"org.freedesktop.DBus.Error.{name}", text)
+
+
+@pytest.mark.parametrize(
+    ("error", "unknown"),
+    [
+        (
+            refusal("PropertyReadOnly", "Cannot set property SystemCallFilter, or unknown property."),
+            "SystemCallFilter",
+        ),
+        (refusal("PropertyReadOnly", "Cannot set property MemoryMax, or unknown property."), None),
+        (refusal("PropertyReadOnly", "Cannot set property Moonlight, or unknown property."), None),
+        (refusal("InvalidArgs", "Invalid SystemCallFilter setting: x"), None),
+    ],
+    ids=["hardening", "needed", "not ours", "a value"],
+)
+def test_only_hardening_that_is_unknown_may_be_left_out(error: RemoteError, unknown: str | None) -> None:
+    assert unknown_property(error) == unknown
 
 
 def test_a_dropped_property_is_checked_all_the_same() -> None:

@@ -578,3 +578,21 @@ def test_many_that_are_refused_are_not_refused_all_at_once(world: World) -> None
     assert len(of_kind(effects, LookAgain)) == 1
     while queued_names(world):
         world.look()
+
+
+def test_a_card_at_risk_gives_nothing_and_sends_nobody_away_who_waits(world: World) -> None:
+    fault = LlmError(ErrorCode.CARD_AT_RISK, "Xid 79")
+    state = replace(world.observation().main, fault=fault)
+    broken = Observation((state,), False)
+    assert world.scheduler.budgets(broken) == {}
+    effects = world.scheduler.handle(world.request("c", "c"), broken)
+    assert error_of(effects, "c").code is ErrorCode.CARD_AT_RISK
+    effects = world.scheduler.handle(world.request("d", "d", card=CARD.uuid), broken)
+    assert error_of(effects, "d").code is ErrorCode.CARD_AT_RISK
+    # What runs is joined, for it needs no room.
+    effects = world.scheduler.handle(world.request("a", "a2"), broken)
+    assert the(effects, LoadDone).run == world.get("a").run
+    world.do(Looked({world.get("a").run: Activity(busy=True, served_tokens=1)}))
+    world.load("b", "t", 13)
+    effects = world.scheduler.handle(Looked(), broken)
+    assert the(effects, Queued).why == "the card to be well again"

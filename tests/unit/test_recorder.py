@@ -129,6 +129,22 @@ def test_old_ones_go(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_clock_that_is_set_forward_does_not_empty_the_history(tmp_path: Path) -> None:
+    store, table = table_at(tmp_path, Bounds(90, 16 << 20))
+    for day in range(30):
+        table.write(rows([day + 1], at_us=NOW_US - (30 - day) * DAY_US), day + 2, ended=False)
+    years_later = NOW_US + 10 * 365 * DAY_US
+    table.prune(years_later, at_once=True)
+    assert seqs(table) == list(range(3, 31))  # what happened in two days, and not all
+    table.prune(NOW_US, at_once=True)
+    table.prune(0, at_once=True)  # or back to 1970
+    assert seqs(table) == list(range(3, 31))
+    # In order they are by their numbers, whatever their times say.
+    table.write(rows([31], at_us=NOW_US - 300 * DAY_US), 32, ended=False)
+    assert [event.seq for event in table.newest(2)] == [30, 31]
+    store.close()
+
+
 def test_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:
     bounds = Bounds(90, 100_000)
     store, table = table_at(tmp_path, bounds)

@@ -292,7 +292,9 @@ def test_systemctl_stop_by_a_person_is_no_failure() -> None:
         ("active", True, InstanceState.READY, []),
         ("active", False, InstanceState.LOADING, [WatchLoading]),
         ("activating", False, InstanceState.STARTING, []),
-        ("deactivating", False, InstanceState.STOPPING, []),
+        ("reloading", True, InstanceState.READY, []),
+        ("refreshing", False, InstanceState.LOADING, [WatchLoading]),
+        ("deactivating", False, InstanceState.STOPPING, [StopUnit]),
         ("failed", False, InstanceState.RELEASING, [WaitForMemory, ReadPostMortem]),
     ],
 )

@@ -207,6 +207,7 @@ BAD_VALUES = [
     ("aliases", "{ qwen = 3 }", "valid string"),
     ("extra_arguments", '["--threads", "8"]', "valid dictionary"),
     ("extra_arguments", '{ qwen = "--threads 8" }', "valid tuple"),
+    ("autoload", '["qwen"]', "valid string"),
     ("card", '"gpu"', "'auto', 'nvidia', 'amd', 'intel' or 'cpu'"),
     ("desktop", '"yes"', "'auto', 'active' or 'inactive'"),
     ("driver_reserve_mib", "-1", "greater than or equal to 0"),
@@ -239,6 +240,9 @@ BAD_VALUES = [
     ("load_timeout_s", "inf", "less than or equal to 86400"),
     ("load_cap_s", "-1", "greater than or equal to 0"),
     ("stop_timeout_s", '"soon"', "number"),
+    ("drain_s", "-1", "greater than or equal to 0"),
+    ("hang_policy", '"kill"', "'restart' or 'report'"),
+    ("hang_patience_s", "0", "greater than 0"),
     ("verify_after_load", '"maybe"', "'off', 'peak' or 'probe'"),
     ("release_timeout_s", "-0.5", "greater than 0"),
     ("restart_failed", '"maybe"', "valid boolean"),
@@ -255,6 +259,26 @@ BAD_VALUES = [
     ("history_days", "0", "greater than or equal to 1"),
     ("history_mib", "1025", "less than or equal to 1024"),
     ("suspend", '"hibernate"', "'auto', 'unload', 'keep' or 'stop'"),
+    ("idle_ttl_s", "-1", "greater than or equal to 0"),
+    ("idle_ttl_of", '{qwen = "soon"}', "valid number"),
+    ("gateway", '"perhaps"', "boolean"),
+    ("gateway_address", '"localhost"', "IPv4 or IPv6 address"),
+    ("gateway_port", "65536", "less than or equal to 65535"),
+    ("gateway_hosts", "1", "valid string"),
+    ("gateway_origins", '"localhost:3000"', "http://localhost:3000"),
+    ("gateway_default_model", "7", "valid string"),
+    ("gateway_models", '{qwen = 1}', "valid string"),
+    ("gateway_reasoning", '{qwen = "low"}', "valid dictionary or instance"),
+    ("gateway_reasoning", '{qwen = {efforts = "low"}}', "one of them must stand in"),
+    ("gateway_load", '"maybe"', "'wait', 'retry' or 'refuse'"),
+    ("gateway_wait_s", "0", "greater than 0"),
+    ("gateway_starvation_s", "-1", "greater than or equal to 0"),
+    ("gateway_keepalive_s", "-1", "greater than 0"),
+    ("gateway_queue", "-1", "greater than or equal to 0"),
+    ("gateway_body_mib", "0", "greater than or equal to 1"),
+    ("gateway_access_log", '"perhaps"', "boolean"),
+    ("requests_days", "0", "greater than or equal to 1"),
+    ("requests_kept", "1000001", "less than or equal to 1000000"),
     ("stop_models_on_exit", '"perhaps"', "boolean"),
     ("log_level", '"INFO"', "'debug', 'info', 'warning' or 'error'"),
 ]
@@ -451,7 +475,13 @@ def test_the_reference_describes_every_setting_as_it_is(tmp_path: Path) -> None:
 def test_units_of_the_reference_are_told_by_the_names() -> None:
     numbers = [key for key in SETTING_KEYS if setting_kind(key) in {"whole number", "number"}]
     without = [key for key in numbers if unit_or_type(key) not in UNITS.values()]
-    assert without == ["compute_buffer_factor", "context_checkpoints"]
+    assert without == [
+        "compute_buffer_factor",
+        "context_checkpoints",
+        "gateway_port",
+        "gateway_queue",
+        "requests_kept",
+    ]
 
 
 def test_the_example_file_is_valid_as_it_is(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tests.unit.plans import (
     projector_of,
     refusal,
     served,
+    variant_of,
 )
 
 pytestmark = pytest.mark.unit
@@ -197,3 +198,36 @@ def test_no_card_is_ever_overfull(
     assert made.quote.total_bytes(Place.CARD) == sum(needs.values())
     assert made.split is not None and rooms[made.split.main] == max(rooms[name] for name in needs)
     assert kind_of(Backend.CUDA) is not None and made.on_card
+
+
+sizes_gib = st.lists(st.sampled_from([0.0, 1.5, 4, 5.5, 8, 12, 16, 20]), min_size=2, max_size=3)
+
+
+@given(
+    st.sampled_from([LLAMA_8B, GEMMA_27B, MIXTURE, DRAFTING, SMOLLM2]),
+    sizes_gib,
+    st.sampled_from([2048, 8192]),
+)
+def test_what_fits_on_no_single_card_is_planned_the_same_without_trying(
+    model: str, cards_gib: list[float], context: int
+) -> None:
+    """And what was found sound needs no second look."""
+    request = PlanRequest(context, 1)
+    alone = Room(int(max(cards_gib) * GIB), 64 * GIB)
+    question = planner_of(model, request, room=_room(*cards_gib), backend=Backend.CUDA)
+    if served(planner_of(model, request, room=alone, backend=Backend.CUDA)) is None:
+        assert served(replace(question, fits_on_none=True)) == served(question)
+    assert served(replace(question, is_checked=True)) == served(question)
+
+
+@given(st.sampled_from([LLAMA_8B, GEMMA_27B, MIXTURE, DRAFTING]), sizes_gib)
+def test_cards_that_are_too_small_together_are_told_by_the_weights_alone(
+    model: str, cards_gib: list[float]
+) -> None:
+    """Never where the best shares would fit."""
+    room = _room(*cards_gib)
+    variant = replace(variant_of(model, room=Room(0, None, room.cards)), limit_tokens=4096)
+    launch = variant.launch(4096, 1)
+    division = Division(variant.facts, launch, variant.backend, variant.policy)
+    best = best_excess_bytes(division, [card.free_bytes for card in room.cards])
+    assert variant.fits(launch) == (best <= 0)

@@ -58,7 +58,7 @@ from lllm3090d.planning.split import Division
 from lllm3090d.planning.split_search import best_excess_bytes, best_shares
 from lllm3090d.planning.stretch import stretch
 from lllm3090d.planning.units import MIB, PAGE_TOKENS
-from lllm3090d.serving.admission import Victim, fewest_victims, rooms
+from lllm3090d.serving.admission import Rooms
 from lllm3090d.serving.ledger import Ledger, Share
 from lllm3090d.serving.observation import CardState, Observation
 from lllm3090d.serving.pressure import (
@@ -70,6 +70,8 @@ from lllm3090d.serving.pressure import (
     PressureWatch,
     Unload,
 )
+from lllm3090d.serving.room_table import RoomTable, room_table
+from lllm3090d.serving.victims import Victim, fewest_victims
 from lllm3090d.settings import PressurePolicy, Settings
 from tests.fakes.gguf_files import Tensor, write_gguf
 from tests.fakes.model_files import ModelSpec, Sheet, each, write
@@ -689,14 +691,9 @@ def _shares_of_several_cards(row: Case) -> None:
 CARD = Card(CardKind.NVIDIA, "GPU-0", "a card", "580.0")
 
 
-def room_on(
-    total_gib: float,
-    residents: Mapping[str, float],
-    gone: frozenset[str],
-    *,
-    foreign_gib: float = 0,
-    taken: bool = True,
-) -> int:
+def table_of(
+    total_gib: float, residents: Mapping[str, float], *, foreign_gib: float = 0, taken: bool = True
+) -> RoomTable:
     """What a card can give beside these models, by the arithmetic of admission; without a desktop and a driver."""
     ledger, held = Ledger(), {name: int(size * GIB) for name, size in residents.items() if taken}
     for name, size in residents.items():
@@ -708,7 +705,7 @@ def room_on(
         0.0, total, 0, used, total - used, tuple(CardProcess(1, size) for size in held.values())
     )
     observation = Observation((CardState(CARD, reading, resident=held, in_use=held),), False)
-    return rooms(observation, ledger, ReservePolicy(0, 0), gone).cards[CARD.uuid].grantable_bytes
+    return room_table(observation, ledger, ReservePolicy(0, 0))
 
 
 def evicted(row: Case, *, foreign_gib: float = 0, taken: bool = True) -> list[str]:
@@ -718,17 +715,15 @@ def evicted(row: Case, *, foreign_gib: float = 0, taken: bool = True) -> list[st
     residents = {name: given["est"][name] for name in names}
     need = int(given["est"][given["target"]] * GIB)
 
-    def makes_room(gone: frozenset[str]) -> bool:
-        return room_on(given["budget"], residents, gone, foreign_gib=foreign_gib, taken=taken) >= need
-
-    if makes_room(frozenset()):
+    table = table_of(given["budget"], residents, foreign_gib=foreign_gib, taken=taken)
+    if table.now[0] >= need:
         return []
     victims = [
         Victim(name, name, float(index), int(residents[name] * GIB))
         for index, name in enumerate(names)
         if name not in pinned
     ]
-    return [each.name for each in fewest_victims(victims, makes_room)]
+    return [each.name for each in fewest_victims(victims, table, lambda point: point[0] >= need)]
 
 
 @checks("S184", "S185", "S187")
@@ -755,8 +750,11 @@ def _least_recently_used_first(row: Case) -> None:
     given = row["inputs"]
     last = {name: float(when) for when, name in enumerate(given["served"], start=1)}
     victims = [Victim(name, name, last.get(name, 0.0), GIB) for name in given["ready"]]
-    everybody = frozenset(given["ready"])
-    assert [each.name for each in fewest_victims(victims, lambda gone: gone == everybody)] == row["expected"]
+    table = RoomTable(
+        (CARD.uuid,), Rooms({}, None), (0,) * 4, {name: (1, 1, 0, 0) for name in given["ready"]}
+    )
+    chosen = fewest_victims(victims, table, lambda point: point[0] == len(victims))
+    assert [each.name for each in chosen] == row["expected"]
 
 
 def pressed(models: Sequence[ModelOnCard], *, growth_gib: float, free_gib: float) -> Decision:

@@ -679,6 +679,19 @@ def test_after_a_restart_of_logind_another_lock_is_taken_or_a_missed_sleep_begun
     play(scenario)
 
 
+def test_units_that_nobody_here_understands_are_left_alone_and_it_is_said() -> None:
+    async def scenario() -> None:
+        scene = Scene("a")
+        scene.sleep._left_alone = lambda: ("lllm3090-thing.service",)
+        await scene.start()
+        await scene.go()
+        (told,) = [each for each in scene.house.told() if "goes to sleep" in each]
+        assert told.endswith("; left alone, with what they hold: lllm3090-thing.service")
+        assert scene.names == []
+
+    play(scenario)
+
+
 def test_without_anybody_who_tells_nothing_happens() -> None:
     async def scenario() -> None:
         scene = Scene("a")

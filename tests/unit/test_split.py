@@ -23,7 +23,7 @@ from lllm3090d.planning.split import (
     layers_on_cards,
     on_one_card,
 )
-from lllm3090d.planning.split_search import best_excess_bytes, best_shares, best_split, card_sets
+from lllm3090d.planning.split_search import TwoCards, best_excess_bytes, best_shares, best_split, card_sets
 from lllm3090d.planning.units import MIB
 from tests.unit.engine_truth import POLICY, facts_of
 from tests.unit.plans import (
@@ -295,6 +295,27 @@ def test_no_other_shares_leave_more_room(model: str, rooms_gib: list[int], on_ca
     ends = [sum(shares[:index]) for index in range(1, len(shares))]
     assert _excess(division, rooms, tuple(ends)) == min(found)
     assert max(ends, default=0) <= most < max(1, layers)
+
+
+@given(
+    st.sampled_from([LLAMA_8B, DRAFTING_MIXTURE, SHARING, "nemotron-nano-9b-v2"]),
+    st.lists(st.tuples(st.integers(-1, 40), st.integers(-1, 40)), min_size=1, max_size=6),
+    st.sampled_from([None, 15]),
+    st.integers(0, 2),
+)
+def test_two_cards_asked_about_many_times(
+    model: str, rooms_gib: list[tuple[int, int]], on_cards: int | None, beside_gib: int
+) -> None:
+    """The same as the best shares say; and where it does not fit, a byte more of one card may be all it lacks."""
+    division = _made(model, on_cards)
+    launch, beside = TwoCards(division, beside_gib * GIB), beside_gib * GIB
+    for first, last in [(one * GIB, other * GIB) for one, other in rooms_gib]:
+        fits = best_excess_bytes(division, [first - beside, last - beside]) <= 0
+        assert launch.fits(first, last) == fits
+        if not fits:
+            more = launch.just_too_little(first, last)
+            assert more[0] >= first and more[1] >= last and not launch.fits(*more)
+            assert launch.fits(more[0] + 1, 1 << 60) or launch.fits(1 << 60, more[1] + 1)
 
 
 _MADE: dict[tuple[str, int | None], Division] = {}

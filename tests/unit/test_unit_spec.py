@@ -48,7 +48,7 @@ from lllm3090d.serving.unit_spec import (
 pytestmark = pytest.mark.unit
 
 RUN = "0a1b2c3d"
-PINNED = Path(__file__).parents[1] / "data" / "record-schema-1.json"
+PINNED = Path(__file__).parents[1] / "data" / "records" / "v1.0.json"
 NASTY_NAMES = [
     "Qwen3.8-27B",
     "",
@@ -275,7 +275,7 @@ def test_the_pinned_record_of_schema_1_is_read_for_ever() -> None:
     text = PINNED.read_text(encoding="utf-8")
     record = read_record([f"{RECORD_VARIABLE}={text}"])
     assert record is not None
-    assert record == record_of().model_copy(update={"launch": None})
+    assert record == record_of().model_copy(update={"launch": None, "minor": 0})
     assert record.plan() == PLAN
     pinned = json.loads(text)
     written = record_of().model_dump(mode="json")
@@ -395,6 +395,8 @@ def test_the_engine_inherits_no_setting_of_ours_and_nothing_is_set_and_unset_at_
     inherited = {
         "PATH": "/bin",
         "LLLM3090_MODELS_DIR": "/m",
+        "HF_TOKEN": "hf_secret",
+        "OPENAI_API_KEY": "sk-secret",
         RECORD_VARIABLE: "of another unit",
         RUN_VARIABLE: "of another unit",
     }
@@ -402,7 +404,14 @@ def test_the_engine_inherits_no_setting_of_ours_and_nothing_is_set_and_unset_at_
     unset, environment = properties["UnsetEnvironment"], properties["Environment"]
     assert isinstance(unset, tuple)
     assert isinstance(environment, tuple)
-    assert unset == ("LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLLM3090_MODELS_DIR")
+    assert unset == (
+        "HF_TOKEN",
+        "LLAMA_API_KEY",
+        "LLAMA_ARG_CTX_SIZE",
+        "LLLM3090_MODELS_DIR",
+        "OPENAI_API_KEY",
+    )
+    assert "secret" not in str(properties)
     assert {str(item).partition("=")[0] for item in environment}.isdisjoint(unset)
 
 

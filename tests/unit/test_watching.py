@@ -16,12 +16,15 @@ from lllm3090d.serving.events import (
     Activity,
     Event,
     LeaseAsked,
+    LeaseReturned,
     Looked,
     Observation,
     PinRequested,
     UnloadRequested,
     YieldWanted,
 )
+from lllm3090d.serving.idle import idle_since_s
+from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.observation import CardState
 from lllm3090d.serving.pressure import Over, Unload, Warn
 from lllm3090d.serving.running import Instance
@@ -58,10 +61,16 @@ class Watch:
     asked: list[list[str]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     told: list[Warn | Over | Unload] = field(default_factory=list)
+    idle_ttl_of: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         settings = SimpleNamespace(
-            pressure_policy=self.policy, pressure_grace_s=GRACE_S, desktop_reserve_mib=2400
+            pressure_policy=self.policy,
+            pressure_grace_s=GRACE_S,
+            desktop_reserve_mib=2400,
+            hang_patience_s=120.0,
+            idle_ttl_s=0.0,
+            idle_ttl_of=self.idle_ttl_of,
         )
         self.observe: Callable[[], Observation] = self.world.observation
         self.watching = Watching(
@@ -333,3 +342,49 @@ def test_what_cannot_be_read_is_not_judged(watch: Watch, change: str) -> None:
     watch.watch_for(2 * GRACE_S)
     assert watch.told == []
     assert all(isinstance(each, Looked) for each in watch.events)
+
+
+# --- idle -----------------------------------------------------------------------------------------------------------
+
+
+def expired_after_s(watch: Watch, most_s: float) -> float | None:
+    """When the first model is to go because nobody uses it, seconds from now."""
+    began_s = watch.world.now_s
+    while watch.world.now_s < began_s + most_s:
+        watch.watch_for(LOOK_EVERY_S)
+        if any(isinstance(each, YieldWanted) and each.cause == "idle" for each in watch.events):
+            return watch.world.now_s - began_s
+    return None
+
+
+def test_who_is_not_used_goes_after_its_time(watch: Watch) -> None:
+    instance = watch.world.bring_up("a")
+    watch.world.rest()
+    since_s = idle_since_s(instance)
+    assert since_s is not None
+    watch.idle_ttl_of["a"] = watch.world.now_s - since_s + 60.0
+    after_s = expired_after_s(watch, 120)
+    assert after_s is not None and 60 - LOOK_EVERY_S <= after_s <= 60 + 2 * LOOK_EVERY_S
+    (wanted,) = [each for each in watch.events if isinstance(each, YieldWanted)]
+    watch.world.do(wanted)
+    assert instance.state is InstanceState.STOPPING
+
+
+def test_a_use_begins_the_time_anew_and_may_say_how_long_it_is(watch: Watch) -> None:
+    instance = watch.world.bring_up("a")
+    watch.world.rest()
+    since_s = idle_since_s(instance)
+    assert since_s is not None
+    watch.idle_ttl_of["a"] = watch.world.now_s - since_s + 60.0
+    watch.watch_for(50)
+    watch.world.do(LeaseAsked("t", "a", "lease"))
+    assert expired_after_s(watch, 300) is None
+    watch.world.do(LeaseReturned("lease", keep_alive_s=200.0))
+    assert expired_after_s(watch, 190) is None
+    after_s = expired_after_s(watch, 30)
+    assert after_s is not None
+    # Somebody was quicker: it stays.
+    watch.world.do(LeaseAsked("t", "a", "other"))
+    (wanted, *_) = [each for each in watch.events if isinstance(each, YieldWanted)]
+    watch.world.do(wanted)
+    assert instance.state is InstanceState.READY

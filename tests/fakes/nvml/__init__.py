@@ -130,6 +130,33 @@ class FakeNvml:
             at = _after(state, uuid)
             del state[state.index("  lost", at)]
 
+    def report(self, xid: int, uuid: str | None = None) -> None:
+        """Let the driver report an error of a card; by default of the first one."""
+        with edited_state(self.state) as state:
+            serials = [int(line.split()[2]) for line in state if line.split()[:1] == ["xid"]]
+            at = 1 + (_after(state, uuid) - 1 if uuid else [line.split()[:1] for line in state].index(["uuid"]))
+            while state[at].split()[:1] == ["xid"]:  # behind those that happened before
+                at += 1
+            state.insert(at, f"  xid {xid} {max(serials, default=0) + 1}")
+
+    def ask_for(self, action: int | None, uuid: str | None = None) -> None:
+        """Let the driver ask for something to recover a card, 0 for nothing; None: it does not tell."""
+        with edited_state(self.state) as state:
+            state[:] = [line for line in state if line.split()[:1] != ["recovery"]]
+            at = _after(state, uuid) if uuid else 1 + state.index("device")
+            if action is not None:
+                state.insert(at, f"  recovery {action}")
+
+    def load(self, busy_percent: int, memory_busy_percent: int) -> None:
+        """Let all cards be so busy from now on."""
+        with edited_state(self.state) as state:
+            state[:] = [
+                f"  utilisation {busy_percent} {memory_busy_percent}"
+                if line.split()[:1] == ["utilisation"]
+                else line
+                for line in state
+            ]
+
     def add_process(self, process: FakeProcess, uuid: str | None = None) -> None:
         """Let another program take memory of a card; by default of the last one."""
         used = "na" if process.used_bytes is None else process.used_bytes

@@ -15,6 +15,9 @@
  *   total BYTES / reserved BYTES / other BYTES    "other": used by nobody in particular
  *   used BYTES / free BYTES          instead of the sums below (for absurd figures)
  *   utilisation GPU MEMORY / temperature CELSIUS / power MILLIWATT
+ *   xid NUMBER SERIAL                an error; each serial is told once to every event set that is registered before it
+ *                                    appears, and to no other
+ *   recovery ACTION                  what the driver asks for; not supported without this line
  *   process KIND PID BYTES           KIND c or g; BYTES or "na" where the driver does not tell
  *   process KIND PID BYTES alive HOLD_MS
  *                                    counts only while PID runs, and for HOLD_MS after its end was first noticed
@@ -33,8 +36,9 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    GPU_IS_LOST = 15, UNKNOWN = 999
+    TIMEOUT = 10, GPU_IS_LOST = 15, UNKNOWN = 999
 };
+enum { MAX_XIDS = 32, MAX_SETS = 64 };
 enum { MAX_ROWS = 256, MAX_DEVICES = 8, MAX_PROCESSES = 64, MAX_FAILURES = 32, TEXT = 96 };
 #define NOT_AVAILABLE (~0ULL)
 
@@ -45,7 +49,9 @@ struct failure { char function[TEXT]; int code; };
 struct failures { int count; struct failure list[MAX_FAILURES]; };
 struct device {
     char name[TEXT], uuid[TEXT], pci[TEXT];
-    int major, minor, has_used, has_free, has_mig, lost, process_count;
+    int major, minor, has_used, has_free, has_mig, lost, process_count, has_recovery, xid_count;
+    unsigned recovery;
+    struct { u64 number, serial; } xids[MAX_XIDS];
     unsigned link[4], mig[2];
     unsigned gpu_load, memory_load, temperature, power;
     u64 total, reserved, other, used, free;
@@ -183,7 +189,13 @@ static void read_line(struct state *state, char *line)
         sscanf(rest, "%u", &device->temperature);
     else if (strcmp(line, "power") == 0)
         sscanf(rest, "%u", &device->power);
-    else if (strcmp(line, "process") == 0)
+    else if (strcmp(line, "recovery") == 0)
+        device->has_recovery = sscanf(rest, "%u", &device->recovery) == 1;
+    else if (strcmp(line, "xid") == 0 && device->xid_count < MAX_XIDS) {
+        if (sscanf(rest, "%llu %llu", &device->xids[device->xid_count].number,
+                   &device->xids[device->xid_count].serial) == 2)
+            device->xid_count++;
+    } else if (strcmp(line, "process") == 0)
         add_process(device, rest);
 }
 
@@ -318,6 +330,7 @@ const char *nvmlErrorString(int code)
     case 6: return "Not Found";
     case 7: return "Insufficient Size";
     case 9: return "Driver Not Loaded";
+    case 10: return "Timeout";
     case 12: return "NVML Shared Library Not Found";
     case 13: return "Function Not Found";
     case 15: return "GPU is lost";
@@ -509,5 +522,89 @@ int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatt)
 {
     ENTER(handle);
     *milliwatt = device->power;
+    return SUCCESS;
+}
+
+/* Events. A set remembers the last serial of each card that it has told, or that was there when it was registered. */
+struct event { void *device; u64 type, data; unsigned gpu_instance, compute_instance; };
+struct field { unsigned id, scope; long long timestamp, latency_us; int type, code; union { unsigned ui; u64 ull; } value; };
+static struct event_set { int used, generation, registered[MAX_DEVICES]; u64 told[MAX_DEVICES]; } sets[MAX_SETS];
+
+static u64 last_serial(const struct device *device)
+{
+    u64 last = 0;
+    for (int i = 0; i < device->xid_count; i++)
+        if (device->xids[i].serial > last)
+            last = device->xids[i].serial;
+    return last;
+}
+
+static struct event_set *set_of(void *handle)
+{
+    struct event_set *set = handle;
+    return set >= sets && set < sets + MAX_SETS && set->used && set->generation == row ? set : NULL;
+}
+
+int nvmlEventSetCreate(void **handle)
+{
+    ENTER_LIBRARY();
+    for (int i = 0; i < MAX_SETS; i++)
+        if (!sets[i].used || sets[i].generation != row) {
+            memset(&sets[i], 0, sizeof sets[i]);
+            sets[i].used = 1;
+            sets[i].generation = row;
+            *handle = &sets[i];
+            return SUCCESS;
+        }
+    return UNKNOWN;
+}
+
+int nvmlDeviceRegisterEvents(void *handle, u64 types, void *set_handle)
+{
+    ENTER(handle);
+    struct event_set *set = set_of(set_handle);
+    if (!set || types != 8)
+        return INVALID_ARGUMENT;
+    set->registered[device - state.devices] = 1;
+    set->told[device - state.devices] = last_serial(device);
+    return SUCCESS;
+}
+
+/* Never waits: whoever asks with a time gets "Timeout" at once. */
+int nvmlEventSetWait_v2(void *set_handle, struct event *event, unsigned timeout_ms)
+{
+    ENTER_LIBRARY();
+    struct event_set *set = set_of(set_handle);
+    (void)timeout_ms;
+    if (!set)
+        return INVALID_ARGUMENT;
+    for (int i = 0; i < state.device_count; i++)
+        for (int k = 0; set->registered[i] && k < state.devices[i].xid_count; k++)
+            if (state.devices[i].xids[k].serial > set->told[i]) {
+                set->told[i] = state.devices[i].xids[k].serial;
+                *event = (struct event){&handles[i], 8, state.devices[i].xids[k].number, ~0u, ~0u};
+                return SUCCESS;
+            }
+    return TIMEOUT;
+}
+
+int nvmlEventSetFree(void *set_handle)
+{
+    ENTER_LIBRARY();
+    struct event_set *set = set_of(set_handle);
+    if (!set)
+        return INVALID_ARGUMENT;
+    set->used = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetFieldValues(void *handle, int count, struct field *fields)
+{
+    ENTER(handle);
+    for (int i = 0; i < count; i++) {
+        fields[i].code = fields[i].id == 230 && device->has_recovery ? SUCCESS : NOT_SUPPORTED;
+        fields[i].type = 1;
+        fields[i].value.ull = device->recovery;
+    }
     return SUCCESS;
 }

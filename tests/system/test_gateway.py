@@ -1,0 +1,100 @@
+"""The gateway in front of real units: loads on demand, keeps what is used, makes room for what is asked for."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.system.harness import SOCKET_UNIT, Answer, eventually, model_units, systemctl
+from tests.system.rig import Rig, rigged
+
+pytestmark = pytest.mark.system
+
+# Two of them have room beside each other, three have not.
+MODELS = {"aster": 9.0, "birch": 9.0, "cedar": 9.0}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with rigged(tmp_path_factory.mktemp("rig"), MODELS, {"gateway_models": '{"claude-*": "aster"}'}) as made:
+        yield made
+
+
+def port(rig: Rig) -> int:
+    view = rig.service.request("GET", "/v1/status").json()["gateway"]
+    assert view["problem"] is None
+    return int(view["address"].rpartition(":")[2])
+
+
+def call(number: int, method: str, target: str, document: Any = None, **headers: str) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", number, timeout=60)
+    try:
+        body = None if document is None else json.dumps(document)
+        connection.request(method, target, body, {"Content-Type": "application/json"} | headers)
+        response = connection.getresponse()
+        return Answer(response.status, response.headers.get_content_type(), response.read())
+    finally:
+        connection.close()
+
+
+def chat(rig: Rig, model: str, **more: Any) -> Answer:
+    return call(
+        port(rig), "POST", "/v1/chat/completions", {"model": model, "messages": [], "max_tokens": 2} | more
+    )
+
+
+def test_a_model_is_loaded_by_being_asked(rig: Rig) -> None:
+    answer = chat(rig, "claude-opus-9")
+    assert answer.status == 200 and answer.json()["choices"]
+    assert set(rig.states()) == {"aster"}
+    (instance,) = rig.service.instances().values()
+    eventually(lambda: rig.service.instances()["aster"]["leases"] == 0, what="the lease is returned")
+    assert instance["pinned"] is False
+    streamed = chat(rig, "aster", stream=True)
+    assert streamed.content_type == "text/event-stream" and streamed.body.endswith(b"data: [DONE]\n\n")
+    assert len(model_units()) == 1
+
+
+def test_the_list_has_each_models_real_context(rig: Rig) -> None:
+    listed = call(port(rig), "GET", "/v1/models").json()
+    entries = {each["id"]: each for each in listed["data"]}
+    assert set(entries) == set(MODELS)
+    instance = rig.service.instances()["aster"]
+    assert entries["aster"]["loaded"] and entries["aster"]["context_length"] == instance["window_tokens"]
+    assert entries["birch"]["context_length"] > 0 and not entries["birch"]["loaded"]
+    assert call(port(rig), "GET", "/v1/models/aster").json()["slots"] == instance["parallel"]
+
+
+def test_who_is_idle_makes_room_and_who_works_does_not(rig: Rig) -> None:
+    assert chat(rig, "birch").status == 200
+    assert set(rig.states()) == {"aster", "birch"}
+    rig.until("aster", "ready")
+    rig.until("birch", "ready")
+    assert chat(rig, "cedar").status == 200
+    assert set(rig.states()) == {"birch", "cedar"}  # aster was used least recently
+    unknown = chat(rig, "ceder")
+    assert unknown.status == 404 and "cedar" in unknown.json()["error"]["message"]
+
+
+def test_status_tells_where_it_is(rig: Rig) -> None:
+    assert f"http://127.0.0.1:{port(rig)}/v1" in rig.service.ctl("status").stdout
+
+
+def test_a_page_of_another_origin_cannot_load_anything(rig: Rig) -> None:
+    before = set(rig.states())
+    number = port(rig)
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        answer = call(number, "POST", "/v1/chat/completions", {"model": "aster", "messages": []}, **headers)
+        assert answer.status == 403
+    assert set(rig.states()) == before
+
+
+def test_the_gateway_goes_on_with_the_next_daemon(rig: Rig) -> None:
+    assert chat(rig, "birch").status == 200
+    rig.kill_daemon()
+    assert chat(rig, "birch").status == 200
+    assert systemctl("is-active", SOCKET_UNIT, check=False)
