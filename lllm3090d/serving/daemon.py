@@ -184,6 +184,8 @@ class Daemon:
         self._stopping = False
         # Called after each change of an instance's state.
         self.on_change: Callable[[], None] = lambda: None
+        # Called after each event, when all that follows from it at once is done.
+        self.on_event: Callable[[], None] = lambda: None
         self._seen: dict[str, Observation] = {}  # run -> the cards when it was last seen to hold something
         self._ended: dict[str, RunProcesses] = {}  # runs whose memory is not back yet
         activity = (
@@ -779,6 +781,7 @@ class Daemon:
                 self._perform(effect)
         self.wanted.follow()  # before any of what was spawned has begun
         self._watching.arm()
+        self.on_event()
 
     def _undecided(self, event: LoadRequested | Looked, error: LlmError) -> None:
         """Nothing is decided without a reading; who waits is looked at again later."""

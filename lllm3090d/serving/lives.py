@@ -315,7 +315,7 @@ class Lives:
         instance.memory_pending = True
         self._do(WaitForMemory(instance.run))
         if post_mortem:
-            instance.post_mortem_pending = True
+            instance.post_mortem_pending = instance.ended_by_itself = True
             self._do(ReadPostMortem(instance.run, instance.unit, status))
 
     def _on_post_mortem(self, event: PostMortemRead) -> None:

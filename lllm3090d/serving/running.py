@@ -52,6 +52,8 @@ class Instance:
     failure: LlmError | None = None
     # It ended by itself and the reason is still being read.
     post_mortem_pending: bool = False
+    # It ended by itself: nobody had asked for it.
+    ended_by_itself: bool = False
     memory_pending: bool = False
     # Whether a cache that was to be divided is; None where none was to be, or nobody has looked.
     tier_in_force: bool | None = None

@@ -314,7 +314,7 @@ class Standing(Stopping):
     def _on_end_was_asked(self, event: EndWasAsked) -> None:
         instance = self.by_run(event.run)
         if instance is not None and instance.post_mortem_pending:
-            instance.post_mortem_pending = False
+            instance.post_mortem_pending = instance.ended_by_itself = False
             instance.unwanted = not event.wanted
             self._settle(instance)
 

@@ -33,6 +33,7 @@ class Lot(enum.StrEnum):
     COMING = "coming"  # it does not run, and is to be loaded
     EVICTED = "evicted"  # it went for a load that has not come to its end
     RELEASED = "released"  # the cards were given away until somebody resumes
+    DIED = "died"  # it ended by itself a moment ago, and nobody knows yet why
     FAILED = "failed"  # it ended by itself, and is to be started again
     LATCHED = "latched"  # it ended by itself, and stays down until a person resets it
 
@@ -189,7 +190,9 @@ def _present(want: Want | None, instance: Instance, scene: Scene) -> Want | None
         return _of(want, instance, Lot.COMING, scene)
     if state in ENDED:
         return _ended(want, instance, scene)
-    return None if want is None or instance.unwanted else _going(want, scene)
+    if want is None or instance.unwanted:
+        return None
+    return _with(want, Lot.DIED) if instance.ended_by_itself else _going(want, scene)
 
 
 def _going(want: Want, scene: Scene) -> Want | None:
@@ -322,7 +325,9 @@ def beginning(
                 is_asked_for = want.lot is Lot.FAILED and want.retry_at_s is None
                 kept[want.name] = _due(want) if is_asked_for else want
                 failed.append(kept[want.name])
-        elif want.lot is Lot.COMING and want.ends and want.record is not None and instance is None:
+        elif (
+            want.lot in {Lot.COMING, Lot.DIED} and want.ends and want.record is not None and instance is None
+        ):
             kept[want.name] = _due(want)  # between the end of one launch and the start of the next
             failed.append(kept[want.name])
         elif want.lot is Lot.EVICTED and (evictor := runs.get(want.evicted_for or "")) is not None:

@@ -18,6 +18,7 @@ from lllm3090d.serving.events import (
     LoadRequested,
     MemoryReleased,
     PostMortemRead,
+    ReadPostMortem,
     ReleaseRequested,
     ResetRequested,
     Restore,
@@ -168,6 +169,18 @@ def test_a_failed_one_is_wanted_with_what_it_takes_to_go_on(world: Keeping) -> N
     assert (want.lot, len(want.ends), want.problem is not None) == (Lot.COMING, 1, True)
     world.finish_load("a")
     assert (world.wants["a"].lot, len(world.wants["a"].ends), world.wants["a"].problem) == (Lot.UP, 1, None)
+
+
+def test_one_that_has_ended_by_itself_was_not_asked_to_whatever_is_known_of_it_yet(world: Keeping) -> None:
+    instance = world.bring_up("a")
+    dead = status(instance, active_state="failed", sub_state="failed", main_pid=0, result="signal")
+    assert any(isinstance(each, ReadPostMortem) for each in world.do(UnitSeen(dead)))
+    assert instance.state is S.RELEASING
+    assert world.lots() == {"a": Lot.DIED}  # a daemon that dies now leaves the cause to the next one
+    world.do(PostMortemRead(instance.run, LlmError(ErrorCode.ENGINE_FAILED, "it died", cause="killed")))
+    assert instance.state is S.RELEASING and world.lots() == {"a": Lot.DIED}
+    world.do(MemoryReleased(instance.run, {}))
+    assert world.lots() == {"a": Lot.FAILED}
 
 
 def test_a_latched_one_is_remembered_until_it_is_reset_or_unloaded(world: Keeping) -> None:
