@@ -6,11 +6,18 @@ import io
 import sys
 
 INTERRUPTED = 130
+NAMES = "--names"
 
 
 def main() -> int:
     """Run the command line; returns or raises SystemExit with the exit status."""
     try:
+        if sys.argv[1:2] == [
+            NAMES
+        ]:  # a shell that completes a word: at each press of a key, so without the rest
+            from lllm3090ctl import names  # noqa: PLC0415
+
+            return names.main(sys.argv[2:])
         from lllm3090ctl.cli import cli  # noqa: PLC0415 - Ctrl-C while modules are read must not end in a traceback
 
         for stream in (sys.stdout, sys.stderr):

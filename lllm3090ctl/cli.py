@@ -13,7 +13,20 @@ from urllib.parse import quote
 
 import click
 
-from lllm3090ctl import cards, checkpoints, comebacks, engines, happenings, loading, plans, render, wanted
+from lllm3090ctl import (
+    cards,
+    chat,
+    checkpoints,
+    client_commands,
+    comebacks,
+    engines,
+    happenings,
+    keys,
+    loading,
+    plans,
+    render,
+    wanted,
+)
 from lllm3090ctl import requests as asked
 from lllm3090ctl.client import Client, default_socket_path
 from lllm3090ctl.exits import ExitStatus
@@ -532,6 +545,70 @@ def explain(client: Client, screen: Screen, name: str) -> int:
 
 
 @cli.group()
+def key() -> None:
+    """Make, list and remove keys of the gateway.
+
+    As long as there is none, none is asked for, and other computers cannot be let in. With one, every client needs one,
+    on this computer too. What changes takes effect at once.
+
+    \b
+    Examples:
+      lllm3090ctl key add laptop
+      lllm3090ctl key list
+      lllm3090ctl key remove laptop
+    """
+
+
+@key.command("add")
+@click.argument("name")
+@_command()
+def key_add(client: Client, screen: Screen, name: str) -> int:
+    """Make a key, and show it this once.
+
+    NAME is for you to know it by: up to 64 letters, digits, dots, dashes and underscores.
+
+    \b
+    Example:
+      lllm3090ctl key add laptop
+    """
+    answer = client.add_key(name)
+    screen.result(answer.members, keys.made(answer))
+    return ExitStatus.OK
+
+
+@key.command("list")
+@_command()
+def key_list(client: Client, screen: Screen) -> int:
+    """List the names of the keys, and when each was made.
+
+    \b
+    Example:
+      lllm3090ctl key list
+    """
+    listing = client.keys()
+    screen.result(listing.members, keys.listed(listing))
+    return ExitStatus.OK
+
+
+@key.command("remove")
+@click.argument("name")
+@_command()
+def key_remove(client: Client, screen: Screen, name: str) -> int:
+    """Let nobody in with a key any more.
+
+    What is being answered goes on. With the last key gone none is asked for; a gateway that other computers reach stops
+    listening then.
+
+    \b
+    Example:
+      lllm3090ctl key remove laptop
+    """
+    listing = client.remove_key(name)
+    screen.result(listing.members, keys.removed(listing, name))
+    return ExitStatus.OK
+
+
+@cli.group()
 def engine() -> None:
     """Show the llama-server builds here, and choose one.
 
@@ -763,6 +840,10 @@ def requests(
     if follow:
         raise client.ended()
     return ExitStatus.OK
+
+
+chat.add_to(cli, _command, _name_argument)
+client_commands.add_to(cli, _command, _name_argument)
 
 
 @cli.command()

@@ -45,7 +45,7 @@ def default_socket_path() -> str:
     return f"{base}/lllm3090d/control.sock"
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """An HTTP connection whose transport is a Unix socket.
 
     Attributes:
@@ -78,7 +78,7 @@ class Stream:
     """The lines of an NDJSON answer, each as it arrives. Iterate once, inside ``with``."""
 
     def __init__(
-        self, client: Client, connection: _UnixConnection, response: http.client.HTTPResponse
+        self, client: Client, connection: UnixConnection, response: http.client.HTTPResponse
     ) -> None:
         self._client = client
         self._connection = connection
@@ -218,6 +218,18 @@ class Client:
         """``POST /v1/models/{name}/autoload``."""
         return self._ask("POST", f"/v1/models/{quote(name, safe='')}/autoload", {"autoload": marked})
 
+    def keys(self) -> Document:
+        """``GET /v1/keys``."""
+        return self._ask("GET", "/v1/keys")
+
+    def add_key(self, name: str) -> Document:
+        """``POST /v1/keys/add``."""
+        return self._ask("POST", "/v1/keys/add", {"name": name})
+
+    def remove_key(self, name: str) -> Document:
+        """``POST /v1/keys/remove``."""
+        return self._ask("POST", "/v1/keys/remove", {"name": name})
+
     def cancel(self, token: str) -> Document:
         """``POST /v1/cancel``."""
         return self._ask("POST", "/v1/cancel", {"token": token})
@@ -300,7 +312,7 @@ class Client:
 
     def _exchange(
         self, method: str, target: str, body: Mapping[str, object] | None, timeout_s: float
-    ) -> tuple[_UnixConnection, http.client.HTTPResponse]:
+    ) -> tuple[UnixConnection, http.client.HTTPResponse]:
         """Send a request, read the head of its answer; an error status is raised as what it describes."""
         connection = self._connect(timeout_s)
         try:
@@ -312,7 +324,7 @@ class Client:
             raise
         return connection, response
 
-    def _connect(self, timeout_s: float) -> _UnixConnection:
+    def _connect(self, timeout_s: float) -> UnixConnection:
         encoded = os.fsencode(self.path)
         if len(encoded) >= SUN_PATH_BYTES:
             raise own_failure(
@@ -323,7 +335,7 @@ class Client:
                 exit_status=ExitStatus.CONFIG,
                 hint="Set LLLM3090_RUNTIME_DIR to a shorter directory, for the daemon and for lllm3090ctl.",
             )
-        connection = _UnixConnection(self.path, timeout_s)
+        connection = UnixConnection(self.path, timeout_s)
         try:
             connection.connect()
         except PermissionError as error:
@@ -344,7 +356,7 @@ class Client:
 
     def _answer(
         self,
-        connection: _UnixConnection,
+        connection: UnixConnection,
         method: str,
         target: str,
         body: Mapping[str, object] | None,

@@ -43,6 +43,7 @@ PROBLEMS = (
     "state_problem",
     "history_problem",
     "bus_problem",
+    "dbus_problem",
     "journal_problem",
     "watch_problem",
 )

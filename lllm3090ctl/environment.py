@@ -1,7 +1,7 @@
 """What programs need to know to use a model through the gateway: facts of its launch as variables. Pure.
 
-Names are those of the programs themselves: ``OPENAI_*`` of OpenAI's libraries and whatever follows them, ``ANTHROPIC_*`` and
-``CLAUDE_CODE_*`` of Claude Code (checked with 2.1.197).
+Names are those of the programs themselves: ``OPENAI_*`` of OpenAI's libraries and whatever follows them,
+``ANTHROPIC_*`` and ``CLAUDE_CODE_*`` of Claude Code (checked with 2.1.197).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 SHELLS = ("sh", "fish", "csh", "json")
-# What an agent sends before a person's first word, and the least window above it, in whole pages of 256 tokens.
+# What an agent sends before a person's first word, and the least window above it as the planner rounds it.
 AGENT_PROMPT_TOKENS = 40_000
 AGENT_FLOOR_TOKENS = 40_960
 # Of one answer: what Claude Code allows itself, where the window has room for it.
@@ -54,8 +54,8 @@ class Facts(NamedTuple):
 
     @property
     def subagents(self) -> int:
-        """That can work beside the one who asks them."""
-        return max(0, self.slots - 1)
+        """That can work at a time beside the one who asks them: a slot each, but at least one."""
+        return max(1, self.slots - 1)
 
     @property
     def output_tokens(self) -> int:
@@ -81,10 +81,11 @@ def variables(facts: Facts, url: str, key: str) -> dict[str, str]:
         # Without it a window of 200,000 tokens is assumed for names that Claude Code does not know.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(facts.window_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(facts.output_tokens),
-        # It takes no zero; one that has no slot of its own waits its turn.
-        "CLAUDE_CODE_MAX_CONCURRENT_SUBAGENTS": str(max(1, facts.subagents)),
+        "CLAUDE_CODE_MAX_CONCURRENT_SUBAGENTS": str(facts.subagents),
         # A line that differs in each conversation, at the very beginning of what could otherwise be computed once.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        # Else a model is asked for one at the beginning, beside the work, which takes a slot.
+        "CLAUDE_CODE_DISABLE_TERMINAL_TITLE": "1",
     }
 
 

@@ -81,6 +81,7 @@ def required(client: Client, key: str | None) -> Gateway:
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise refused(response)
+        response.read()
     except (OSError, http.client.HTTPException) as error:
         raise unreachable(found, error) from error
     finally:

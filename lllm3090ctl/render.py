@@ -106,6 +106,7 @@ def status(view: Document, socket_path: str) -> list[Block]:
         ("state", view.maybe_child("state_problem")),
         ("models", view.maybe_child("watch_problem")),
         ("systemd", view.maybe_child("bus_problem")),
+        ("D-Bus", view.maybe_child("dbus_problem")),
         ("logs", view.maybe_child("journal_problem")),
         ("history", view.maybe_child("history_problem")),
         ("gateway", _gateway_problem(view, "problem")),

@@ -46,6 +46,12 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="settings file to read")
     parser.add_argument("--check", action="store_true", help="read the settings, say what is wrong, and end")
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="with --check: as a line of JSON, in the environment of the daemon (lllm3090ctl config)",
+    )
+    parser.add_argument("--schema", action="store_true", help="write the JSON schema of the file, and end")
+    parser.add_argument(
         "--doctor",
         action="store_true",
         help="look at this machine, write a line of JSON, and end (lllm3090ctl doctor)",
@@ -57,6 +63,16 @@ def main() -> None:
 
             examination.main(arguments.config)
             return
+        if arguments.schema or (arguments.check and arguments.json):
+            from lllm3090d.doctor import settings_report  # noqa: PLC0415  # as the parts below
+
+            if arguments.schema:
+                sys.stdout.write(settings_report.schema())
+            else:
+                settings_report.main(arguments.config)
+            return
+        if arguments.json:
+            parser.error("--json goes with --check")
         config_file = arguments.config or default_config_file()
         settings = load_settings(config_file)
         if arguments.check:
@@ -96,6 +112,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from lllm3090d.serving.unit_spec import UNIT_PATTERN  # noqa: PLC0415
     from lllm3090d.surfaces.accepting import Accepting  # noqa: PLC0415
     from lllm3090d.surfaces.control import ControlApi  # noqa: PLC0415
+    from lllm3090d.surfaces.dbus_api import DbusApi  # noqa: PLC0415
     from lllm3090d.surfaces.listening import listen  # noqa: PLC0415
     from lllm3090d.surfaces.self_check import answers  # noqa: PLC0415
     from lllm3090d.watchdog import Part, Watchdog  # noqa: PLC0415
@@ -154,6 +171,10 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         await web.SockSite(runner, listening.sock).start()
         await gateway.start()
         stack.push_async_callback(gateway.end)
+        # The last of all surfaces, and before READY=1: a call that has started the daemon comes with the name.
+        on_bus = DbusApi(api, bus)
+        stack.push_async_callback(on_bus.end)
+        await on_bus.start()
 
         def reload() -> None:
             notifier.reloading()
@@ -167,7 +188,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         daemon.on_change = lambda: notifier.status(_summary(daemon))
         starting.cancel()
         notifier.ready(_summary(daemon))
-        # What is there now stays. A full collection would look at it all, and hold up every stream for ten milliseconds.
+        # What is there now stays: a full collection would look at it all, and hold up every stream for 10 ms.
         gc.freeze()
         log.info(
             "ready",

@@ -82,6 +82,7 @@ class ErrorCode(enum.StrEnum):
     ALREADY_RUNNING = "already_running"
     BUS_UNAVAILABLE = "bus_unavailable"
     LOGIND_UNAVAILABLE = "logind_unavailable"
+    DBUS_UNAVAILABLE = "dbus_unavailable"
     UNIT_REFUSED = "unit_refused"
     SHUTTING_DOWN = "shutting_down"
     FILES_EXHAUSTED = "files_exhausted"
@@ -157,6 +158,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.ALREADY_RUNNING, "Another daemon is running", 409, ExitStatus.ALREADY_RUNNING),
     (ErrorCode.BUS_UNAVAILABLE, "The user's systemd cannot be reached", 503, ExitStatus.FAILURE),
     (ErrorCode.LOGIND_UNAVAILABLE, "Sleep is not noticed, or not delayed", 503, ExitStatus.FAILURE),
+    (ErrorCode.DBUS_UNAVAILABLE, "The D-Bus interface is not offered", 503, ExitStatus.FAILURE),
     (ErrorCode.UNIT_REFUSED, "systemd refused the unit", 502, ExitStatus.FAILURE),
     (ErrorCode.SHUTTING_DOWN, "The daemon is stopping", 503, ExitStatus.FAILURE),
     (ErrorCode.FILES_EXHAUSTED, "No file descriptors are left", 503, ExitStatus.FAILURE),

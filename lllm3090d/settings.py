@@ -31,7 +31,9 @@ SHOWN_CHARACTERS = 200  # of a value that is refused
 ENVIRONMENT_PREFIX = "LLLM3090_"
 PINNED_ENGINE = "b11434"  # upstream tag whose memory layout this release of the daemon knows to the byte
 # Set for programs around the daemon (installer, client, tests), so not mistaken for a misspelt setting.
-FOREIGN_VARIABLES = frozenset({"LLLM3090_PREFIX", "LLLM3090_CONFIG", "LLLM3090_RECORD", "LLLM3090_RUN"})
+FOREIGN_VARIABLES = frozenset(
+    {"LLLM3090_API_KEY", "LLLM3090_CONFIG", "LLLM3090_PREFIX", "LLLM3090_RECORD", "LLLM3090_RUN"}
+)
 
 
 class Desktop(enum.StrEnum):
@@ -547,6 +549,30 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
             problems=problems,
             file=str(file),
         ) from error
+
+
+def origins(config_file: Path, environment: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Where each setting that is no default comes from: ``environment`` or ``file``. Raises as load_settings."""
+    env = os.environ if environment is None else environment
+    return dict.fromkeys(_from_file(config_file), "file") | dict.fromkeys(
+        _from_environment(env), "environment"
+    )
+
+
+def file_problems(config_file: Path, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What is not valid in a file and not seen by load_settings, as a variable outranks it. Raises as that."""
+    env = os.environ if environment is None else environment
+    values, outranked = _from_file(config_file), _from_environment(env)
+    try:
+        Settings.model_validate(values)
+    except ValidationError as error:
+        origin = {key: f"{config_file}: {key}" for key in values}
+        return tuple(
+            _problem(item, origin)
+            for item in error.errors(include_url=False, include_context=False)
+            if item["loc"] and item["loc"][0] in outranked.keys() & values.keys()
+        )
+    return ()
 
 
 def _from_file(file: Path) -> dict[str, Any]:

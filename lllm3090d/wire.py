@@ -23,6 +23,8 @@ from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.wire_cards import ExplainView, ForeignUnitView, Gpus, ReservationView
 from lllm3090d.wire_history import Actor, ActorKind, EngineMemory, RunHistory, RunView
+from lllm3090d.wire_keys import KeyBody, KeyMade, KeysView, KeyView
+from lllm3090d.wire_names import Names, NamesOf
 from lllm3090d.wire_plans import (
     BudgetLineView,
     DownloadView,
@@ -66,6 +68,10 @@ __all__ = [
     "InspectView",
     "InstanceView",
     "Instances",
+    "KeyBody",
+    "KeyMade",
+    "KeyView",
+    "KeysView",
     "LayerView",
     "LineItemView",
     "LoadBody",
@@ -77,6 +83,8 @@ __all__ = [
     "ModelView",
     "Models",
     "Name",
+    "Names",
+    "NamesOf",
     "PendingView",
     "PinBody",
     "Pinned",
@@ -241,7 +249,8 @@ class InstanceView(Response):
         description="why what it was loaded with was read back from its command line; null where its record tells",
     )
     file_note: str | None = Field(
-        default=None, description="how its files differ from those that it was loaded from; null where they do not"
+        default=None,
+        description="how its files differ from those that it was loaded from; null where they do not",
     )
     tier_in_force: bool | None = Field(
         default=None,
@@ -590,6 +599,9 @@ class Status(Response):
     )
     bus_problem: dict[str, Any] | None = Field(
         default=None, description="why systemd cannot be reached, since when states of models may be old"
+    )
+    dbus_problem: dict[str, Any] | None = Field(
+        default=None, description="why programs cannot call the daemon over D-Bus"
     )
     models_dir: str
     config_file: str

@@ -22,8 +22,8 @@ class ObjectPath(str):
 def variant(signature: str, value: Any) -> GLib.Variant:
     """A value as one of the signature, a single complete type.
 
-    In an ``a{sv}`` the Python type decides: bool is ``b``, int ``x``, float ``d``, text ``s``, :class:`ObjectPath` ``o``, a
-    sequence of texts ``as``; any other mapping or sequence is a JSON document in an ``s``.
+    In an ``a{sv}`` the Python type decides: bool is ``b``, int ``x``, float ``d``, text ``s``, :class:`ObjectPath`
+    ``o``, a sequence of texts ``as``; any other mapping or sequence is a JSON document in an ``s``.
 
     Raises:
         TypeError, ValueError, OverflowError: it is none.
@@ -43,7 +43,7 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-def _prepared(signature: str, value: Any) -> Any:  # noqa: PLR0911  # one line for each kind
+def _prepared(signature: str, value: Any) -> Any:
     match signature[0]:
         case "v":
             return _any(value)
@@ -62,6 +62,8 @@ def _prepared(signature: str, value: Any) -> Any:  # noqa: PLR0911  # one line f
 
 def _any(value: Any) -> GLib.Variant:  # noqa: PLR0911  # one line for each kind
     match value:
+        case GLib.Variant():
+            return value
         case bool():
             return GLib.Variant("b", value)
         case int():

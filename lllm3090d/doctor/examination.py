@@ -99,7 +99,7 @@ class Report:
 
 def main(config_file: Path | None) -> None:
     """Look at this machine, write the report, and end the process with status 0."""
-    units, problem = _units()
+    units, problem = read_units()
     environment, origin = daemon_environment(ask, os.environ, units)
     os.environ.clear()
     os.environ.update(environment)
@@ -242,7 +242,8 @@ def _finding(check: Check, answer: Future[Finding], limit_s: float) -> Finding:
         return fail(check, f"This cannot be looked at: {error}.", STUCK_HINT)
 
 
-def _units() -> tuple[Units | None, str]:
+def read_units() -> tuple[Units | None, str]:
+    """What the user's systemd says of the daemon's units, else why it says nothing."""
     try:
         return systemd_checks.read_units(ask), ""
     except UnansweredError as error:

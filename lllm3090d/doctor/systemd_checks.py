@@ -13,7 +13,7 @@ SERVICE = "lllm3090d.service"
 SOCKET = "lllm3090d.socket"
 LEAST_SYSTEMD = 252  # Debian 12; older ones lack properties that models are started with
 PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,UnitFileState,NeedDaemonReload,MainPID,NRestarts"
-DBUS_NAME = "org.lllm3090"
+DBUS_NAME = "org.lllm3090.Manager1"
 ENABLED = frozenset(
     {"enabled", "enabled-runtime", "linked", "linked-runtime", "static", "alias", "generated"}
 )
@@ -145,10 +145,12 @@ def socket(_world: World, facts: Facts) -> Finding:  # noqa: PLR0911  # one for 
 
 def dbus(world: World, _facts: Facts) -> Finding:
     """A file that lets D-Bus start the daemon names the daemon's unit."""
+    runtime = world.environment.get("XDG_RUNTIME_DIR")
     data = world.environment.get("XDG_DATA_HOME") or str(world.home / ".local/share")
-    places = [data, *(world.environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")]
+    shared = (world.environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
+    places = [*([runtime] if runtime else []), data, *shared]
     for place in places:
-        for file in world.names(Path(place) / "dbus-1/services", f"{DBUS_NAME}*.service"):
+        for file in world.names(Path(place) / "dbus-1/services", f"{DBUS_NAME}.service"):
             text = world.text(file) or ""
             if re.search(rf"^SystemdService\s*=\s*{re.escape(SERVICE)}\s*$", text, re.M):
                 return ok(Check.DBUS, f"D-Bus starts the daemon when it is called ({file}).")
@@ -157,7 +159,11 @@ def dbus(world: World, _facts: Facts) -> Finding:
                 f"{file} does not start {SERVICE}, so D-Bus starts nothing or something else.",
                 f"Install the release's own file again, or remove this one: rm {file}",
             )
-    return ok(Check.DBUS, "This release has no D-Bus service yet; clients use the socket.")
+    return warn(
+        Check.DBUS,
+        f"Nothing tells D-Bus how to start the daemon: programs can call {DBUS_NAME} only while it runs.",
+        "Install it again: make install",
+    )
 
 
 def delegation(world: World, facts: Facts) -> Finding:

@@ -52,6 +52,7 @@ class Patience:
         body_s: for a body, beside what its size takes; only while we read.
         body_bytes_per_s: the least rate of a body.
         answer_s: without taking a byte of its answer.
+        linger_s: for the rest of a body that was refused, so that the refusal is read.
         look_s: how often that is looked at.
     """
 
@@ -59,6 +60,7 @@ class Patience:
     body_s: float = 30.0
     body_bytes_per_s: float = 1024.0
     answer_s: float = 600.0
+    linger_s: float = 5.0
     look_s: float = 1.0
 
 
@@ -73,8 +75,8 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_clients",
-        "_head_bytes",
         "_head_began_s",
+        "_head_bytes",
         "_made_s",
         "_request",
         "_rest",
@@ -181,7 +183,9 @@ class Connection(web.RequestHandler):
             self._sending_s += patience.look_s
         allowed_s = patience.body_s + content.total_bytes / patience.body_bytes_per_s
         if self._sending_s > allowed_s or self._stuck_s > patience.answer_s:
-            log.debug("a client took too long", extra={"sending_s": self._sending_s, "stuck_s": self._stuck_s})
+            log.debug(
+                "a client took too long", extra={"sending_s": self._sending_s, "stuck_s": self._stuck_s}
+            )
             transport.abort()
 
 
@@ -217,6 +221,7 @@ class Clients(web.Server):
             max_line_size=LARGEST_LINE_BYTES,
             max_field_size=LARGEST_LINE_BYTES,
             max_headers=MOST_HEADERS,
+            lingering_time=self._patience.linger_s,
         )
 
     def admit(self, connection: Connection) -> bool:

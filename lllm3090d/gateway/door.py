@@ -110,6 +110,7 @@ def _elsewhere(wanted: Address, held: Address) -> LlmError | None:
     return LlmError(
         ErrorCode.GATEWAY_UNAVAILABLE,
         f"The settings say {wanted}, and systemd holds {held} for the gateway, which is used.",
-        hint=f"Change ListenStream= (systemctl --user edit {SOCKET_UNIT}), or: systemctl --user disable --now {SOCKET_UNIT}",
+        hint=f"Change ListenStream= with systemctl --user edit {SOCKET_UNIT}, or give it up: systemctl --user"
+        f" disable --now {SOCKET_UNIT}",
         address=str(held),
     )

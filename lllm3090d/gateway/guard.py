@@ -1,8 +1,8 @@
 """Who may ask: what of a request's head lets nobody through but programs of this machine and those with a key. Pure.
 
 A loopback port is open to every page that a browser shows. A page's request has an ``Origin`` that is not ours, or
-``Sec-Fetch-Site``; one that was lured here by a name that now resolves to 127.0.0.1 has that name in ``Host``. A type
-of the body that needs no question before (``text/plain``) makes no difference: its sender has an ``Origin`` all the same.
+``Sec-Fetch-Site``; one that was lured here by a name that now resolves to 127.0.0.1 has that name in ``Host``. A body
+of a type that needs no question before (``text/plain``) makes no difference: its sender has an ``Origin`` all the same.
 
 Where keys are asked for, an address of this machine may be in ``Host`` too: no name was resolved for it, and a page has
 no key. What browsers do not send to an address without encryption (``Sec-Fetch-Site``) then matters to nobody.

@@ -73,8 +73,8 @@ def bind(address: Address, *, has_keys: bool) -> socket.socket:
         raise LlmError(
             ErrorCode.GATEWAY_UNAVAILABLE,
             f"{address} cannot be listened on: {error.strerror or error}",
-            hint=f"See who does: ss -ltnp 'sport = :{address.port}'. If it is systemd, for lllm3090-gateway.socket: start"
-            " the daemon with systemctl --user start lllm3090d. Else set another gateway_port.",
+            hint=f"See who does: ss -ltnp 'sport = :{address.port}'. If it is systemd (lllm3090-gateway.socket), start"
+            " the daemon with: systemctl --user start lllm3090d. Else set another gateway_port.",
             address=str(address),
         ) from error
     return sock

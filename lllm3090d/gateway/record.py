@@ -66,8 +66,12 @@ class Record:
             self.outcome = Outcome.ENGINE_ERROR
 
     def tokens_per_s(self) -> float | None:
-        """Tokens generated each second; None where the answer does not tell how many, or nothing how long."""
+        """Tokens generated each second; None where the answer does not tell how many, or nothing how long.
+
+        Of a single one there is no speed: engines count from the first on.
+        """
         taken_s = self.generation_s
         if taken_s is None and self.streamed and self.first_byte_s is not None:
             taken_s = self.total_s - self.first_byte_s
-        return self.generated_tokens / taken_s if self.generated_tokens and taken_s else None
+        generated = self.generated_tokens or 0
+        return generated / taken_s if generated > 1 and taken_s else None

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from lllm3090d.errors import LlmError
 from lllm3090d.gateway.daemon_house import DaemonHouse
+from lllm3090d.gateway.door import Door
 from lllm3090d.gateway.figures import GatewayFigures
 from lllm3090d.gateway.gateway import Gateway
 from lllm3090d.gateway.guard import Rules
-from lllm3090d.gateway.models_list import ModelsList
-from lllm3090d.gateway.door import Door
 from lllm3090d.gateway.keys import Key, Keys
+from lllm3090d.gateway.models_list import ModelsList
 from lllm3090d.gateway.port import Address
 from lllm3090d.gateway.record import Record
 from lllm3090d.gateway.request_log import RequestLog
@@ -121,12 +121,7 @@ class GatewayService:
         # What has lost its last key is shut in a moment; until then nobody is let in.
         needs_key = self.keys.problem is not None or not (address is None or address.is_loopback)
         known = self._rules
-        if (
-            known is None
-            or known[0] is not settings
-            or known[1] is not digests
-            or known[2] is not needs_key
-        ):
+        if known is None or known[0] is not settings or known[1] is not digests or known[2] is not needs_key:
             rules = _rules(settings, digests, needs_key=needs_key)
             known = self._rules = (settings, digests, needs_key, rules)
         return known[3]

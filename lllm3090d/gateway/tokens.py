@@ -10,6 +10,8 @@ KEPT_BYTES = 1 << 14
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|tokens_evaluated)"\s*:\s*(\d{1,12})')
 _GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_predicted)"\s*:\s*(\d{1,12})')
 _TIMED = re.compile(rb'"(prompt_n|cache_n|predicted_n)"\s*:\s*(\d{1,12})')
+# Anthropic counts beside its prompt tokens what was in the cache; others count it among them.
+_CACHED = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,12})')
 _GENERATION_MS = re.compile(rb'"predicted_ms"\s*:\s*(\d{1,12}(?:\.\d{1,20})?)')
 
 
@@ -34,13 +36,17 @@ class Tail:
         """Tokens of the prompt and of the answer; None where it does not tell."""
         tail = b"".join(self._last)[-KEPT_BYTES:]
         timed = {name: int(number) for name, number in _TIMED.findall(tail)}
-        prompt = _last(_PROMPT, tail)
+        prompt = self._prompt(tail)
         if prompt is None and b"prompt_n" in timed:
             prompt = timed[b"prompt_n"] + timed.get(b"cache_n", 0)
         if prompt is None:
-            prompt = _last(_PROMPT, self._head)
+            prompt = self._prompt(self._head)
         generated = _last(_GENERATED, tail)
         return prompt, timed.get(b"predicted_n") if generated is None else generated
+
+    def _prompt(self, text: bytes) -> int | None:
+        prompt = _last(_PROMPT, text)
+        return None if prompt is None else prompt + (_last(_CACHED, text) or 0)
 
     def generation_s(self) -> float | None:
         """Seconds that the engine generated for; None where the answer does not tell."""

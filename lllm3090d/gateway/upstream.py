@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from lllm3090d.serving.readiness import peer_belongs_to
 
 LARGEST_HEAD_BYTES = 1 << 17
 CONNECT_TIMEOUT_S = 5.0
+# RFC 9112, 7.1, without extensions.
+_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -142,15 +145,25 @@ class Exchange:
             LlmError: ENGINE_FAILED where it breaks off.
         """
         pieces: list[bytes] = []
+        between = False  # two chunks, with nothing left over
         while True:
             event = self._next()
             if event is h11.NEED_DATA:
                 if pieces:
                     yield b"".join(pieces)
                     pieces.clear()
-                await self._read()
+                data = await self._take()
+                if between and not self._protocol.trailing_data[0]:
+                    # A token is a chunk and comes alone. The framing of such a one tells nothing of the next, so that
+                    # the parser, which takes a fifth of what it takes to pass one on, need not see it.
+                    while (piece := only_chunk(data)) is not None:
+                        yield piece
+                        data = await self._take()
+                between = False
+                self._feed(data)
             elif isinstance(event, h11.Data):
                 pieces.append(bytes(event.data))
+                between = event.chunk_end
             else:  # its end; trailers are not passed on
                 if pieces:
                     yield b"".join(pieces)
@@ -160,7 +173,7 @@ class Exchange:
         while True:
             event = self._next()
             if event is h11.NEED_DATA:
-                await self._read()
+                self._feed(await self._take())
             elif isinstance(event, h11.Response):
                 return Head(event.status_code, event.headers.raw_items())
             elif not isinstance(event, h11.InformationalResponse):
@@ -172,11 +185,13 @@ class Exchange:
         except h11.RemoteProtocolError as error:
             raise _gone(self._engine, f"its answer broke off: {error}") from error
 
-    async def _read(self) -> None:
+    async def _take(self) -> bytes:
         try:
-            data = await self._connected().read()
+            return await self._connected().read()
         except OSError as error:
             raise _gone(self._engine, f"its answer broke off: {error}") from error
+
+    def _feed(self, data: bytes) -> None:
         try:
             self._protocol.receive_data(data)
         except h11.RemoteProtocolError as error:
@@ -202,6 +217,15 @@ class Exchange:
         if self._connection is None:
             raise RuntimeError("not connected")
         return self._connection
+
+
+def only_chunk(data: bytes) -> bytes | None:
+    """The content of the one chunk that this is; None where it is anything else, or the last one."""
+    head = _CHUNK_HEAD.match(data)
+    if head is None or not (size := int(head[1], 16)):
+        return None
+    begin = head.end()
+    return data[begin:-2] if len(data) == begin + size + 2 and data.endswith(b"\r\n") else None
 
 
 def _gone(engine: Engine, why: str) -> LlmError:

@@ -114,14 +114,13 @@ from lllm3090d.serving.wanted import Life
 from lllm3090d.serving.wanted_set import WantedSet
 from lllm3090d.serving.wanted_store import WantedStore
 from lllm3090d.serving.watching import Watching
+from lllm3090d.setting_table import NEEDS_RESTART
 from lllm3090d.settings import Settings, load_settings
 from lllm3090d.wire import EventKind, ForeignUnitView
 
 log = logging.getLogger(__name__)
 
 ENVIRONMENT_LIMIT_S = 0.5
-# These cannot change under running models.
-NEEDS_RESTART = ("runtime_dir", "card")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class WantedSet:
         self._begun: Beginning | None = None
         self._occasion = Occasion.CONTINUED
         self._version = self._written_version = 0
+        # Called after each change of the set.
+        self.on_change: Callable[[], None] = lambda: None
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         # Why the set does not outlive the daemon; None where it does.
@@ -340,6 +342,7 @@ class WantedSet:
             return await asyncio.to_thread(self._store.keep, tuple(self._wants.values()), life)
 
     def _changed(self) -> None:
+        self.on_change()
         self._version += 1
         if self._writing is None or self._writing.done():
             self._writing = self._spawn(self._write())

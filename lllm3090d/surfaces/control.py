@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from lllm3090d.engines.builds import Selection
 from lllm3090d.errors import ErrorCode, LlmError
@@ -38,8 +38,11 @@ from lllm3090d.serving.previews import Previews
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.views import card_view, instance_view, path_text, pending_view
 from lllm3090d.serving.wanted_views import wanted_views
+from lllm3090d.surfaces.bodies import Body, validated
 from lllm3090d.surfaces.history_api import HistoryApi
+from lllm3090d.surfaces.keys_api import KeysApi
 from lllm3090d.surfaces.memory_api import MemoryApi
+from lllm3090d.surfaces.names_api import NamesApi
 from lllm3090d.surfaces.openapi import document
 from lllm3090d.surfaces.queries import flag
 from lllm3090d.surfaces.requests_api import RequestsApi
@@ -81,7 +84,6 @@ MAX_BODY_BYTES = 1 << 20
 NDJSON = "application/x-ndjson"
 PROBLEM_JSON = "application/problem+json"
 
-Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -179,18 +181,7 @@ async def _body(request: web.Request, model: type[Body]) -> Body:
             f"the body of {request.method} {request.path} is not JSON: {error}",
             hint='Send an object, for example {"model": "qwen-27b"}.',
         ) from error
-    try:
-        # Strict: true is no number and "2" is none either.
-        return model.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        items = error.errors(include_url=False, include_context=False, include_input=False)
-        problems_found = [f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in items]
-        raise LlmError(
-            ErrorCode.INVALID_REQUEST,
-            "; ".join(problems_found),
-            hint=f"Known fields: {', '.join(model.model_fields)}.",
-            problems=problems_found,
-        ) from error
+    return validated(text, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +207,8 @@ class ControlApi:
         self.listings = Listings(daemon)
         # Set where there is one; it answers on a port of its own.
         self.gateway: GatewayService | None = None
+        # Why nobody can ask over D-Bus; set where that is offered.
+        self.dbus_problem: Callable[[], LlmError | None] = lambda: None
         self.memory = MemoryApi(daemon, lambda: self.gateway)
         self.happened = HistoryApi(daemon, self._stream)
         self.systemd_version = systemd_version
@@ -246,6 +239,8 @@ class ControlApi:
                 *self.happened.routes(),
                 *RequestsApi(self.daemon, lambda: self.gateway, self._stream).routes(),
                 *WantedApi(self.daemon, _body).routes(),
+                *KeysApi(lambda: self.gateway, _body).routes(),
+                *NamesApi(daemon=self.daemon, gateway=lambda: self.gateway).routes(),
             ]
         )
         return app
@@ -294,12 +289,13 @@ class ControlApi:
                 state_problem=state_problem.problem() if state_problem else None,
                 watch_problem=watch_problem.problem() if watch_problem else None,
                 bus_problem=_problem(daemon.bus_loss.problem),
+                dbus_problem=_problem(self.dbus_problem()),
                 journal_problem=_problem(daemon.log_keeper.problem),
                 history_problem=_problem(daemon.history.problem()),
                 models_dir=path_text(daemon.settings.models_dir),
                 config_file=path_text(daemon.config_file),
-                instances=self._instance_views(),
-                pending=self._pending_views(),
+                instances=self.instance_views(),
+                pending=self.pending_views(),
                 foreign_units=daemon.foreign_unit_views(),
                 released=daemon.scheduler.released,
                 wanted=await wanted_views(daemon.wanted, daemon.scheduler),
@@ -369,22 +365,25 @@ class ControlApi:
         self.daemon.look_at_cards()
         return _json(
             Instances(
-                instances=self._instance_views(),
-                pending=self._pending_views(),
+                instances=self.instance_views(),
+                pending=self.pending_views(),
                 foreign_units=self.daemon.foreign_unit_views(),
                 released=self.daemon.scheduler.released,
                 wanted=await wanted_views(self.daemon.wanted, self.daemon.scheduler),
             )
         )
 
-    def _pending_views(self) -> tuple[PendingView, ...]:
+    def pending_views(self) -> tuple[PendingView, ...]:
+        """Loads that wait, as clients see them."""
         scheduler = self.daemon.scheduler
         return tuple(pending_view(each, scheduler.clock()) for each in scheduler.pending)
 
-    def _instance_views(self) -> tuple[InstanceView, ...]:
-        return tuple(self._instance_view(instance) for instance in self.daemon.scheduler.instances)
+    def instance_views(self) -> tuple[InstanceView, ...]:
+        """All instances as clients see them."""
+        return tuple(self.instance_view(instance) for instance in self.daemon.scheduler.instances)
 
-    def _instance_view(self, instance: Instance) -> InstanceView:
+    def instance_view(self, instance: Instance) -> InstanceView:
+        """An instance as clients see it."""
         since = self.daemon.since.get(instance.run, self.daemon.started)
         scheduler = self.daemon.scheduler
         return instance_view(
@@ -423,6 +422,12 @@ class ControlApi:
             self.daemon.forget(asked.result()[0])
         else:
             log.info("a load failed after its client had left", extra={"reason": str(error)})
+
+    async def loading(self, body: LoadBody) -> AsyncGenerator[LoadLine]:
+        """Have a model loaded; the lines until it is ready or has failed. Raises LlmError: refused before that."""
+        began = time.monotonic()
+        token, answers = await self.daemon.load(body.model, load_wish(body), body.token)
+        return self._load_lines(token, answers, began)
 
     async def _load_lines(
         self, token: str, answers: AsyncGenerator[Answer], began: float
@@ -487,42 +492,44 @@ class ControlApi:
             elapsed_s=elapsed,
             token=token,
             state=instance.state if instance else None,
-            instance=self._instance_view(instance) if instance else None,
+            instance=self.instance_view(instance) if instance else None,
         )
 
     async def unload(self, request: web.Request) -> web.Response:
         """``POST /v1/unload``: answers when the memory is back."""
-        body = await _body(request, UnloadBody)
+        return _json(await self.unloaded(await _body(request, UnloadBody)))
+
+    async def unloaded(self, body: UnloadBody) -> Unloaded:
+        """Have a model unloaded. Raises LlmError NOT_LOADED, STOP_FAILED."""
         began = time.monotonic()
         done = await self.daemon.unload(body.model, drain_s=body.drain_s, force=body.force)
-        return _json(
-            Unloaded(
-                name=done.name,
-                run=done.run,
-                released_bytes=done.released_bytes,
-                elapsed_s=round(time.monotonic() - began, 4),
-                waited=done.waited,
-                unfinished=done.unfinished,
-                problem=_problem(done.problem),
-            )
+        return Unloaded(
+            name=done.name,
+            run=done.run,
+            released_bytes=done.released_bytes,
+            elapsed_s=round(time.monotonic() - began, 4),
+            waited=done.waited,
+            unfinished=done.unfinished,
+            problem=_problem(done.problem),
         )
 
     async def release(self, request: web.Request) -> web.Response:
         """``POST /v1/release``: unload everything, answers when the memory is back."""
-        body = await _body(request, ReleaseBody)
+        return _json(await self.released(await _body(request, ReleaseBody)))
+
+    async def released(self, body: ReleaseBody) -> Released:
+        """Have everything unloaded. Raises LlmError STOP_FAILED."""
         began = time.monotonic()
         was_released = self.daemon.scheduler.released
         done = await self.daemon.release(until_resume=body.until_resume)
-        return _json(
-            Released(
-                names=done.names,
-                released_bytes=done.released_bytes,
-                until_resume=body.until_resume,
-                was_released=was_released,
-                elapsed_s=round(time.monotonic() - began, 4),
-                foreign_units=self.daemon.foreign_units.names,
-                problem=_problem(done.problem),
-            )
+        return Released(
+            names=done.names,
+            released_bytes=done.released_bytes,
+            until_resume=body.until_resume,
+            was_released=was_released,
+            elapsed_s=round(time.monotonic() - began, 4),
+            foreign_units=self.daemon.foreign_units.names,
+            problem=_problem(done.problem),
         )
 
     async def resume(self, request: web.Request) -> web.Response:

@@ -61,7 +61,9 @@ class KeysApi:
     def _gateway(self) -> GatewayService:
         gateway = self._find()
         if gateway is None:
-            raise LlmError(ErrorCode.SHUTTING_DOWN, "The daemon is not ready.", hint="Try again in a moment.")
+            raise LlmError(
+                ErrorCode.SHUTTING_DOWN, "The daemon is not ready.", hint="Try again in a moment."
+            )
         return gateway
 
 

@@ -21,7 +21,7 @@ from lllm3090d.serving.journal import LINES_MAX
 from lllm3090d.serving.learnt import learnt_of
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.running import Instance
-from lllm3090d.wire_cards import Gpus
+from lllm3090d.wire_cards import ExplainView, Gpus
 
 
 def _json(model: BaseModel) -> web.Response:
@@ -51,9 +51,9 @@ class MemoryApi:
     async def gpus(self, _: web.Request) -> web.Response:
         """``GET /v1/gpus``: a card that cannot be read is among them, with the reason."""
         await self._daemon.look_for_desktop()
-        return _json(self._gpus())
+        return _json(self.gpus_now())
 
-    def _gpus(self) -> Gpus:
+    def gpus_now(self) -> Gpus:
         """The cards now; takes about a millisecond for each."""
         scheduler, observation = self._daemon.scheduler, self._daemon.observe()
         try:
@@ -78,23 +78,25 @@ class MemoryApi:
 
     async def explain(self, request: web.Request) -> web.Response:
         """``GET /v1/models/{name}/explain``: of a model that is loaded."""
+        return _json(await self.explained(request.match_info["name"]))
+
+    async def explained(self, name: str) -> ExplainView:
+        """The price of a loaded model beside what its engine says. Raises LlmError NOT_LOADED, AMBIGUOUS_MODEL."""
         daemon = self._daemon
-        instance = _loaded(daemon, request.match_info["name"])
+        instance = _loaded(daemon, name)
         log, note = await _log_of(daemon.logs, instance)
         shares = daemon.scheduler.ledger.of(instance.run)
         cards = [each.where for each in shares if each.where != HOST] or [daemon.observe().card.uuid]
         learnt = await asyncio.to_thread(learnt_of, instance, daemon.lookup, cards[0])
         observation = daemon.observe()
-        return _json(
-            explain_view(
-                instance,
-                daemon.scheduler.ledger,
-                observation,
-                log,
-                learnt,
-                log_note=note,
-                limits=limits(instance.control_group, [state.card for state in observation.cards]),
-            )
+        return explain_view(
+            instance,
+            daemon.scheduler.ledger,
+            observation,
+            log,
+            learnt,
+            log_note=note,
+            limits=limits(instance.control_group, [state.card for state in observation.cards]),
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -104,7 +106,7 @@ class MemoryApi:
         requests = await asyncio.to_thread(importlib.import_module, "lllm3090d.gateway.metrics")
         daemon, scheduler = self._daemon, self._daemon.scheduler
         figures = metrics.Figures(
-            gpus=self._gpus(),
+            gpus=self.gpus_now(),
             statistics=daemon.statistics,
             states=tuple(instance.state for instance in scheduler.instances),
             waiting=len(scheduler.pending),

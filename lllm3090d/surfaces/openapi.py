@@ -94,6 +94,10 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
         wire.Reset,
         JSON,
     ),
+    ("get", "/v1/names", "Names to choose from", None, wire.Names, JSON),
+    ("get", "/v1/keys", "Names of the gateway's keys", None, wire.KeysView, JSON),
+    ("post", "/v1/keys/add", "Make a key of the gateway", wire.KeyBody, wire.KeyMade, JSON),
+    ("post", "/v1/keys/remove", "Forget a key of the gateway", wire.KeyBody, wire.KeysView, JSON),
     ("get", "/v1/autoload", "Models that are loaded at every login", None, wire.Autoload, JSON),
     (
         "post",
@@ -108,6 +112,13 @@ ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None, type[BaseModel], str]
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "/v1/models": [
         {"name": "catalogue", "in": "query", "schema": {"type": "integer", "enum": [0, 1], "default": 0}},
+    ],
+    "/v1/names": [
+        {
+            "name": "of",
+            "in": "query",
+            "schema": {"type": "string", "enum": [*wire.NamesOf], "default": wire.NamesOf.MODELS},
+        }
     ],
     "/v1/instances/{name}/logs": [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},

@@ -3,6 +3,7 @@
 #   ~/.local/share/lllm3090/venv    the programs and their libraries
 #   ~/.local/bin                    links to lllm3090d and lllm3090ctl
 #   ~/.config/systemd/user          the units
+#   ~/.local/share/dbus-1           how D-Bus starts the daemon, and what it offers there
 # Models, settings (~/.config/lllm3090) and what was learnt (~/.local/state/lllm3090) are never touched.
 set -euo pipefail
 
@@ -12,10 +13,18 @@ data=${XDG_DATA_HOME:-$HOME/.local/share}/lllm3090
 venv=$data/venv
 bin=$HOME/.local/bin
 units=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user
-names=(lllm3090d.service lllm3090d.socket lllm3090.slice)
+names=(lllm3090d.service lllm3090d.socket lllm3090-gateway.socket lllm3090.slice)
+sockets=(lllm3090d.socket lllm3090-gateway.socket)
 programs=(lllm3090d lllm3090ctl)
+dbus=${XDG_DATA_HOME:-$HOME/.local/share}/dbus-1
+bus_name=org.lllm3090.Manager1
 
 say() { printf 'install: %s\n' "$*"; }
+
+# A bus that runs has read the directory at its start; without one there is nothing to do.
+read_services_again() {
+  busctl --user --quiet call org.freedesktop.DBus / org.freedesktop.DBus ReloadConfig 2>/dev/null || true
+}
 
 manager_answers() { systemctl --user show-environment >/dev/null 2>&1; }
 
@@ -65,18 +74,28 @@ install_all() {
       '{ i = index($0, "/usr/bin/lllm3090d"); if (i) $0 = substr($0, 1, i - 1) ENVIRON["PROGRAM"] substr($0, i + 18); print }' \
       "$root/systemd/$name" >"$units/$name"
   done
+  install -D -m 644 -t "$dbus/services" "$root/packaging/dbus/$bus_name.service"
+  install -D -m 644 -t "$dbus/interfaces" "$root/lllm3090d/bus/$bus_name.xml"
   if manager_answers; then
     systemctl --user daemon-reload
-    systemctl --user enable --quiet lllm3090d.socket
+    read_services_again
+    systemctl --user enable --quiet "${sockets[@]}"
+    local ran=no
     if systemctl --user is-active --quiet lllm3090d.service; then
+      ran=yes
       say "the daemon runs: starting it anew (models go on)"
-      systemctl --user restart lllm3090d.service
     fi
+    # systemd hands a socket to a service that starts, and starts none of one that runs; and whoever asks on a socket
+    # starts the service, which starts its control socket. So: all down, the gateway's up, the other one, the service.
+    systemctl --user stop "${sockets[@]}" lllm3090d.service
+    systemctl --user start lllm3090-gateway.socket ||
+      say "the gateway's port is taken: see who has it with ss -ltnp 'sport = :1919', or set another gateway_port"
     systemctl --user start lllm3090d.socket
-    say "done. The daemon starts with its first use: lllm3090ctl status"
+    if [ "$ran" = yes ]; then systemctl --user start lllm3090d.service; fi
+    say "done. The daemon starts with its first use: lllm3090ctl status, or a request to http://127.0.0.1:1919/v1"
   else
     say "installed, but your systemd user manager does not answer here. When it does (after a login):
-    systemctl --user daemon-reload && systemctl --user enable --now lllm3090d.socket"
+    systemctl --user daemon-reload && systemctl --user enable --now ${sockets[*]}"
   fi
   case ":$PATH:" in *":$bin:"*) ;; *) say "$bin is not in your PATH; log in again, or call $bin/lllm3090ctl" ;; esac
   say "models are looked for in ~/models, one directory each (another place: LLLM3090_MODELS_DIR or config.toml)"
@@ -85,20 +104,25 @@ install_all() {
 uninstall_all() {
   local name
   if manager_answers; then
-    systemctl --user stop lllm3090d.socket lllm3090d.service 2>/dev/null || true # not loaded: nothing to stop
+    systemctl --user stop "${sockets[@]}" lllm3090d.service 2>/dev/null || true # not loaded: nothing to stop
     if [ -n "$(systemctl --user list-units --plain --no-legend 'lllm3090-*.service')" ]; then
       say "stopping the models that run, for nothing would manage them any more"
       systemctl --user stop 'lllm3090-*.service'
     fi
     systemctl --user stop lllm3090.slice 2>/dev/null || true # no model since the login: not loaded
-    if [ -e "$units/lllm3090d.socket" ]; then
-      systemctl --user disable --quiet lllm3090d.service lllm3090d.socket
-    fi
+    for name in lllm3090d.service "${sockets[@]}"; do
+      if [ -e "$units/$name" ]; then systemctl --user disable --quiet "$name"; fi
+    done
   fi
   for name in "${names[@]}"; do
     rm -f "$units/$name" "$units"/*.wants/"$name"
   done
-  manager_answers && systemctl --user daemon-reload
+  rm -f "$dbus/services/$bus_name.service" "$dbus/interfaces/$bus_name.xml"
+  rmdir "$dbus/services" "$dbus/interfaces" "$dbus" 2>/dev/null || true # others may have files there
+  if manager_answers; then
+    systemctl --user daemon-reload
+    read_services_again
+  fi
   for name in "${programs[@]}"; do
     if [ "$(readlink "$bin/$name" 2>/dev/null)" = "$venv/bin/$name" ]; then rm -f "$bin/$name"; fi
   done

@@ -556,6 +556,8 @@ class Driver:
             yield f"{asked} requests are not answered"
         _, told, differences = self._watch.next_look()
         if told is None:
+            # One that was ending well when it was asked last comes back with the next who asks.
+            self._ask(lambda: self._expect("resume", "/v1/resume", {}))
             yield "the daemon does not answer"
             return
         for difference in differences:

@@ -23,6 +23,7 @@ NOTICED_S = 3.0
 # A daemon that is killed may lose this much of what it had told.
 BATCH_S = 0.5
 LOST_EVICTION = "eviction, of which a killed daemon could tell nothing"
+LOST_IN_A_GAP = "what a killed daemon could not write on a full disk: the gap is recorded"
 Events = Sequence[Mapping[str, Any]]
 
 
@@ -50,6 +51,12 @@ def excuse(death: Death, deeds: Deeds, events: Events) -> str | None:
     killed = [deed for deed in deeds.of("kill-daemon") if begin - 3 <= deed.at_s <= end]
     if others and killed:
         return LOST_EVICTION
+    # Loads that nobody asks for just then (a reset, a start after a failure) make room too; on a full disk a daemon
+    # that is killed next takes what it told of that along, and the next one records the gap.
+    wall_s = time.time() - time.monotonic()
+    just_killed = any(begin - 3 <= deed.at_s <= end + BATCH_S for deed in deeds.of("kill-daemon"))
+    if just_killed and any(start <= end + wall_s <= stop for start, stop in _gaps(events)):
+        return LOST_IN_A_GAP
     if not death.served:
         for deed in deeds.of("bad-starts"):
             if deed.touches(death.born_s - 1, end):
@@ -81,8 +88,18 @@ def untold(deaths: Iterable[Death], deeds: Deeds, events: Events) -> Iterator[Vi
     }
     gaps = list(_gaps(events))
     wall_s = time.time() - time.monotonic()
+    downs = list(deeds.of("kill-daemon", "term-daemon", "stop-daemon", "restart-daemon"))
+    stopping = {
+        each.get("run"): moment_s(each["at"]) - wall_s
+        for each in events
+        if each["kind"] == "state" and each["state"] == "stopping"
+    }
     for death in deaths:
         at_s = death.before_s + wall_s
+        # Its stop was told, with who asked; the daemon that would have told its end had been ended meanwhile.
+        told_s = stopping.get(death.run)
+        if told_s is not None and any(told_s - 2 <= each.at_s <= death.before_s + 1 for each in downs):
+            continue
         # What follows from an end may be told, and lost, a little later.
         covered = any(begin <= at_s + slack <= end for begin, end in gaps for slack in (0, 2, 4))
         # One that ended well while no daemon ran leaves nothing that the next one could find.

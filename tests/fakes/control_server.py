@@ -63,7 +63,7 @@ class Seen:
 
 
 ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
-    ("GET", r"/v1/(version|status|models|instances|gpus|autoload)"): None,
+    ("GET", r"/v1/(version|status|models|instances|gpus|autoload|keys)"): None,
     ("GET", r"/v1/models/[^/]+/(explain|history)"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
     ("GET", r"/v1/(events|requests)"): None,
@@ -78,6 +78,7 @@ ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", r"/v1/models/[^/]+/pin"): wire.PinBody,
     ("POST", r"/v1/models/[^/]+/reset"): wire.ResetBody,
     ("POST", r"/v1/models/[^/]+/autoload"): wire.AutoloadBody,
+    ("POST", r"/v1/keys/(add|remove)"): wire.KeyBody,
     ("POST", r"/v1/cancel"): wire.CancelBody,
 }
 QUERIES = {

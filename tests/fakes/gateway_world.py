@@ -14,6 +14,7 @@ import h11
 from aiohttp import web
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway.connections import Patience
 from lllm3090d.gateway.gateway import Gateway
 from lllm3090d.gateway.guard import Rules
 from lllm3090d.gateway.house import Served
@@ -200,6 +201,8 @@ async def gateway_world(
     loaded: bool = True,
     slots: int = 4,
     rules: Rules | None = None,
+    patience: Patience | None = None,
+    most_connections: int | None = None,
     **settings: object,
 ) -> AsyncIterator[GatewayWorld]:
     """A gateway in front of engines that answer in one way."""
@@ -211,7 +214,8 @@ async def gateway_world(
         return web.json_response({"object": "list", "data": [{"id": name} for name in models]})
 
     gateway = Gateway(house, lambda: rules or Rules(), listed, records.append)
-    port = Port(gateway, bind(Address("127.0.0.1", 0), has_keys=False))
+    sock = bind(Address("127.0.0.1", 0), has_keys=False)
+    port = Port(gateway, sock, patience or Patience(), most_connections)
     async with contextlib.AsyncExitStack() as stack:
         for engine in engines.values():
             await engine.start()

@@ -7,12 +7,12 @@ import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import cast
 
 from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.library import Checkpoint, resolve
@@ -37,7 +37,6 @@ from lllm3090d.wire import Models, ModelView
 from tests.fakes.unix_http import health
 
 START_LIMIT_S = 60.0
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,29 +183,39 @@ class RealWorld:
     Attributes:
         address: such as http://127.0.0.1:40321.
         records: of all requests that have ended.
+        ended: notified of each.
     """
 
     house: EngineHouse
     gateway: Gateway
     address: str
     records: list[Record]
-    loop: asyncio.AbstractEventLoop
+    ended: threading.Condition
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """On the gateway's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(START_LIMIT_S)
+    def last(self) -> Record:
+        """The record of the request that has ended last, once none is in flight: clients are answered earlier."""
+        with self.ended:
+            assert self.ended.wait_for(lambda: not self.gateway.in_flight, START_LIMIT_S)
+            return self.records[-1]
 
 
 @asynccontextmanager
 async def _gateway(house: EngineHouse) -> AsyncIterator[RealWorld]:
     records: list[Record] = []
+    ended = threading.Condition()
+
+    def end(record: Record) -> None:
+        with ended:
+            records.append(record)
+            ended.notify_all()
+
     listings = cast(Listings, SimpleNamespace(models=house.listed))
     models = ModelsList(house, listings, house.instances)
-    gateway = Gateway(house, Rules, models.answer, records.append)
+    gateway = Gateway(house, Rules, models.answer, end)
     port = Port(gateway, bind(Address("127.0.0.1", 0), has_keys=False))
     await port.start()
     try:
-        yield RealWorld(house, gateway, f"http://{port.address}", records, asyncio.get_running_loop())
+        yield RealWorld(house, gateway, f"http://{port.address}", records, ended)
     finally:
         await port.close()
 

@@ -25,7 +25,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.prefix) / "bin"
 DAEMON_UNIT = "lllm3090d.service"
 SOCKET_UNIT = "lllm3090d.socket"
-UNITS = (DAEMON_UNIT, SOCKET_UNIT, "lllm3090.slice")
+# Only started by tests that are about it.
+GATEWAY_UNIT = "lllm3090-gateway.socket"
+UNITS = (DAEMON_UNIT, SOCKET_UNIT, GATEWAY_UNIT, "lllm3090.slice")
 # What a test kills is to stay down, so that it can be looked at; tests of restarts say otherwise.
 # The usual port is taken by one daemon only, and several are tested at a time.
 SETTINGS = {"restart_failed": "false", "gateway_port": "0"}
@@ -173,7 +175,7 @@ class Service:
 
     def stop(self) -> None:
         """Stop it; models go on."""
-        systemctl("stop", SOCKET_UNIT, DAEMON_UNIT)
+        systemctl("stop", SOCKET_UNIT, GATEWAY_UNIT, DAEMON_UNIT)
 
     def main_pid(self) -> int:
         """Its process, 0 if none."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.system.dbus_scene import activatable
 from tests.system.harness import BIN, DAEMON_UNIT, SOCKET_UNIT, Service, systemctl
 
 pytestmark = pytest.mark.system
@@ -37,7 +38,8 @@ HANGS = "#!/bin/sh\nexec sleep 1000\n"
 def enabled(service: Service) -> Iterator[Service]:
     """A daemon whose socket is enabled, as after ``make install``."""
     systemctl("enable", "--runtime", SOCKET_UNIT)
-    yield service
+    with activatable():
+        yield service
     systemctl("disable", "--runtime", SOCKET_UNIT)
 
 

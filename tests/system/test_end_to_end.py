@@ -58,6 +58,8 @@ def test_load_answer_unload(service: Service) -> None:
     reply = ask(instance["endpoint"], "What is the capital of France?")
     assert reply["choices"][0]["message"]["content"]
     assert reply["model"] == NAME
+    asked = service.ctl("chat", "smollm2", "What is the capital of France?", "--max-tokens", "12", "-v")
+    assert asked.stdout.strip() and "of answer" in asked.stderr and "tokens/s" in asked.stderr
     assert NAME in service.ctl("ps").stdout
     service.ctl("unload", "smollm2")
     assert service.instances() == {}

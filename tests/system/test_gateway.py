@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,13 @@ pytestmark = pytest.mark.system
 
 # Two of them have room beside each other, three have not.
 MODELS = {"aster": 9.0, "birch": 9.0, "cedar": 9.0}
+RULES = '{"aster": {"efforts": "low", "fallback": "low", "floor_tokens": 50}}'
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with rigged(tmp_path_factory.mktemp("rig"), MODELS, {"gateway_models": '{"claude-*": "aster"}'}) as made:
+    settings = {"gateway_models": '{"claude-*": "aster"}', "gateway_reasoning": RULES}
+    with rigged(tmp_path_factory.mktemp("rig"), MODELS, settings) as made:
         yield made
 
 
@@ -70,6 +73,7 @@ def test_the_list_has_each_models_real_context(rig: Rig) -> None:
 
 
 def test_who_is_idle_makes_room_and_who_works_does_not(rig: Rig) -> None:
+    rig.until("aster", "ready")  # a look that finds it idle counts as the end of its use
     assert chat(rig, "birch").status == 200
     assert set(rig.states()) == {"aster", "birch"}
     rig.until("aster", "ready")
@@ -80,8 +84,66 @@ def test_who_is_idle_makes_room_and_who_works_does_not(rig: Rig) -> None:
     assert unknown.status == 404 and "cedar" in unknown.json()["error"]["message"]
 
 
+def test_people_and_programs_reach_a_model_by_one_command(rig: Rig) -> None:
+    ctl = rig.service.ctl
+    asked = ctl("chat", "birch", "Hello?", "-v")
+    assert asked.stdout == "Hello from the fake engine.\n" and "tokens/s" in asked.stderr
+    instance = rig.service.instances()["birch"]
+    known = rig.service.ctl_json("env", "birch")
+    assert (known["basis"], known["window_tokens"]) == ("loaded", instance["window_tokens"])
+    assert known["environment"]["OPENAI_BASE_URL"] == f"http://127.0.0.1:{port(rig)}/v1"
+    program = "import os; print(os.environ['ANTHROPIC_MODEL'], os.environ['ANTHROPIC_BASE_URL'])"
+    ran = ctl("run", "bir", "--", sys.executable, "-c", program)
+    assert ran.stdout == f"birch http://127.0.0.1:{port(rig)}\n"
+    missing = ctl("chat", "birhc", "Hello?", check=False)
+    assert missing.returncode == 4 and "birch" in missing.stderr
+
+
+def test_rules_for_reasoning_hold_where_the_engine_has_none(rig: Rig) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port(rig), timeout=60)
+    changed = {}
+    for model in ("aster", "birch"):
+        document: dict[str, Any] = {"model": model, "messages": []}
+        document |= {"reasoning_effort": "high", "max_tokens": 2}
+        connection.request("POST", "/v1/chat/completions", json.dumps(document))
+        response = connection.getresponse()
+        assert response.status == 200 and response.read()
+        changed[model] = response.headers["x-lllm3090-changed"]
+    connection.close()
+    assert changed == {"aster": "reasoning_effort=high->low, max_tokens=2->50", "birch": None}
+
+
 def test_status_tells_where_it_is(rig: Rig) -> None:
     assert f"http://127.0.0.1:{port(rig)}/v1" in rig.service.ctl("status").stdout
+
+
+def test_what_was_asked_is_told(rig: Rig) -> None:
+    """By the client and in the metrics, beyond the daemon's end, without a word of it."""
+    assert chat(rig, "nobody").status == 404
+    assert chat(rig, "birch", messages=[{"role": "user", "content": "a secret"}]).status == 200
+
+    def asked(*more: str) -> list[dict[str, Any]]:
+        return [
+            json.loads(line)
+            for line in rig.service.ctl("requests", "birch", "--json", *more).stdout.splitlines()
+        ]
+
+    last = asked("-n", "1")[0]
+    assert (last["model"], last["status"], last["outcome"]) == ("birch", 200, "served")
+    assert 0 < last["first_byte_s"] <= last["total_s"]
+    assert any(each["load_s"] > 0 for each in asked())
+    table = rig.service.ctl("requests", "-n", "50").stdout
+    assert "404 unknown_model" in table and last["request_id"] in table
+    scraped = rig.service.request("GET", "/metrics").body.decode()
+    assert 'lllm3090_gateway_requests_total{model="birch",outcome="served"}' in scraped
+    assert 'lllm3090_gateway_refusals_total{code="unknown_model"}' in scraped
+    rig.restart()
+    assert asked("-n", "1") == [last]
+    assert not any(
+        b"a secret" in path.read_bytes()
+        for path in (rig.service.directory / "state").rglob("*")
+        if path.is_file()
+    )
 
 
 def test_a_page_of_another_origin_cannot_load_anything(rig: Rig) -> None:

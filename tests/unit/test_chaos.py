@@ -15,7 +15,15 @@ import pytest
 from tests.chaos import planted
 from tests.chaos.compare import Difference, compare
 from tests.chaos.deeds import Death, Deeds
-from tests.chaos.excuses import LOST_EVICTION, excuse, missing, taken_from_the_busy, unseen, untold
+from tests.chaos.excuses import (
+    LOST_EVICTION,
+    LOST_IN_A_GAP,
+    excuse,
+    missing,
+    taken_from_the_busy,
+    unseen,
+    untold,
+)
 from tests.chaos.plan import FAULTS, SETTLE_EVERY, WORK, steps
 from tests.chaos.told import Instance, Reservation, Told
 from tests.chaos.truth import Card, Engine, Row, Truth, Unit, cgroup_of, read_card
@@ -235,6 +243,25 @@ def test_every_end_must_be_told() -> None:
     assert [each.kind for each in untold([death], deeds, [])] == ["history"]
     assert list(untold([death], deeds, [event("state", run="01", state="gone")])) == []
     assert list(untold([replace(death, run="")], deeds, [])) == []  # nobody had ever told of it
+
+
+def test_a_stop_that_was_told_needs_no_end_where_the_daemon_was_ended_meanwhile() -> None:
+    deeds = Deeds(quiet=True)
+    told = event("state", run="01", state="stopping")
+    death = death_now(deeds)
+    assert [each.kind for each in untold([death], deeds, [told])] == ["history"]
+    deeds.did("term-daemon", "", 5)
+    assert list(untold([death_now(deeds)], deeds, [told])) == []
+
+
+def test_what_a_killed_daemon_could_not_write_is_covered_by_its_gap() -> None:
+    deeds = Deeds(quiet=True)
+    before = event("x")["at"]
+    deeds.did("kill-daemon", "", 5)
+    death = death_now(deeds)
+    gap = event("daemon", details={"from": before, "to": event("x")["at"]})
+    assert excuse(death, deeds, []) is None
+    assert excuse(death, deeds, [gap]) == LOST_IN_A_GAP
 
 
 def test_a_busy_model_is_never_taken() -> None:

@@ -103,7 +103,7 @@ ACTIVATION = "[D-BUS Service]\nName=org.lllm3090.Manager1\nExec=/bin/false\nSyst
 @pytest.mark.parametrize(
     ("place", "unit", "level"),
     [
-        (None, "", OK),
+        (None, "", WARN),
         ("/usr/share", "lllm3090d.service", OK),
         ("/home/ada/.local/share", "lllm3090d.service", OK),
         ("/home/ada/.local/share", "other.service", WARN),

@@ -66,6 +66,11 @@ def test_further_names_and_pages_are_those_of_the_settings() -> None:
         {"Origin": "http://localhost:1919.evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "Same-Site"},
+        {"Sec-Fetch-Site": "cross-origin"},  # whatever comes to be said of pages
+        {"Sec-Fetch-Site": ""},
+        {"Origin": "http://localhost:1919", "Host": "evil.example"},
+        {"Origin": "http://127.0.0.1:1919"},
+        {"Origin": "https://localhost:1919"},
     ],
 )
 def test_a_page_of_another_origin_is_refused(headers: dict[str, str]) -> None:
@@ -92,6 +97,8 @@ def test_a_person_and_our_own_page_may_ask(headers: dict[str, str]) -> None:
         ({"Authorization": "Bearer "}, False),
         ({"Authorization": "Bearer wrong", "x-api-key": "right"}, True),
         ({"x-api-key": digest("right")}, False),
+        ({"x-api-key": "\udcff"}, False),
+        ({"Authorization": "Bearer \udcff\udcfe"}, False),
     ],
 )
 def test_keys(headers: dict[str, str], may: bool) -> None:
@@ -119,6 +126,40 @@ def test_a_page_is_told_what_it_may_read_and_nobody_else() -> None:
     told = cors_headers(asked, Rules(origins=frozenset({ALLOWED})))
     assert told["Access-Control-Allow-Origin"] == ALLOWED and told["Vary"] == "Origin"
     assert "POST" in told["Access-Control-Allow-Methods"]
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [
+        *[(each, True) for each in ("192.168.0.9:1919", "10.0.0.1", "[fe80::1]:1919", "[::2]")],
+        *[
+            (each, False)
+            for each in ("evil.example", "::2", "[fe80::1%25eth0]", "[fe80::1%eth0]", "[10.0.0.1]")
+        ],
+        *[
+            (each, False)
+            for each in ("10.1", "0x7f.1", "localhost.evil", "10.0.0.1.evil.example")
+        ],
+    ],
+)
+def test_with_a_key_any_address_names_this_machine_but_no_other_name_does(host: str, good: bool) -> None:
+    headers = {"Host": host, "x-api-key": "right"}
+    rules = Rules(key_digests=(digest("right"),))
+    assert (verdict(headers, rules) is None) is good
+    assert verdict(headers, Rules()) is ErrorCode.FOREIGN_ORIGIN
+
+
+def test_without_any_key_nobody_is_let_in_where_one_is_needed() -> None:
+    headers = {"Host": "localhost", "x-api-key": ""}
+    assert verdict(headers, Rules(needs_key=True)) is ErrorCode.API_KEY_WRONG
+
+
+def test_a_page_that_may_ask_is_let_through_to_a_private_address() -> None:
+    asked = {"Origin": ALLOWED, "Access-Control-Request-Method": "POST"}
+    private = asked | {"Access-Control-Request-Private-Network": "true"}
+    rules = Rules(origins=frozenset({ALLOWED}))
+    assert "Access-Control-Allow-Private-Network" not in cors_headers(CIMultiDict(asked), rules)
+    assert cors_headers(CIMultiDict(private), rules)["Access-Control-Allow-Private-Network"] == "true"
 
 
 def test_through_the_port(tmp_path: Path) -> None:

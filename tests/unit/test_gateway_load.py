@@ -22,6 +22,7 @@ from lllm3090d.gateway.engine_connection import MOST_WAITING_BYTES, READ_BYTES, 
 from lllm3090d.gateway.members import MemberScan, NotAnObjectError, members_of
 from lllm3090d.gateway.record import Outcome
 from lllm3090d.gateway.tokens import KEPT_BYTES, Tail
+from lllm3090d.gateway.upstream import only_chunk
 from tests.fakes.gateway_world import Asked, GatewayWorld, Respond, gateway_world
 
 pytestmark = pytest.mark.unit
@@ -84,6 +85,63 @@ def test_two_hundred_answers_are_the_engines_to_the_byte(tmp_path: Path) -> None
             assert (encoding == "gzip") is ("Content-Encoding: gzip" in head), each.name
 
     play(tmp_path, respond, story)
+
+
+@pytest.mark.parametrize(
+    ("data", "content"),
+    [
+        (b"3\r\nabc\r\n", b"abc"),
+        (b"00a\r\n0123456789\r\n", b"0123456789"),
+        (b"2\r\n\r\n\r\n", b"\r\n"),
+        (b"0\r\n\r\n", None),
+        (b"3;x=1\r\nabc\r\n", None),
+        (b"+3\r\nabc\r\n", None),
+        (b"0x3\r\nabc\r\n", None),
+        (b" 3\r\nabc\r\n", None),
+        (b"3\nabc\r\n", None),
+        (b"3\r\nabc\r\n1\r\nd\r\n", None),
+        (b"3\r\nabc\r\n1", None),
+        (b"3\r\nabc\r", None),
+        (b"3\r\nabc\n\n", None),
+        (b"\r\n3\r\nabc\r\n", None),
+        (b"111111111\r\nabc\r\n", None),
+        (b"", None),
+    ],
+)
+def test_a_chunk_that_comes_alone_is_known(data: bytes, content: bytes | None) -> None:
+    assert only_chunk(data) == content
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3, 5, 50])
+def test_chunks_in_lockstep_whatever_their_pieces(tmp_path: Path, cuts: int) -> None:
+    """Each write of the engine is one read of ours, for it waits until we want one."""
+    contents = [b"a", b"data: 1\n\n", b"\r\n", b"0\r\n\r\n", b"z" * 300, b"b"]
+    wire = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in contents) + END
+    size = -(-len(wire) // cuts)
+    writes = [wire[at : at + size] for at in range(0, len(wire), size)]
+    if cuts == 1:  # each chunk alone
+        writes = [*(b"%x\r\n%b\r\n" % (len(each), each) for each in contents), END]
+    taken = asyncio.Semaphore(0)
+
+    async def respond(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(BEGIN)
+        for each in writes:
+            await taken.acquire()
+            writer.write(each)
+
+    async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> bytes:
+        engine = EngineConnection.read
+
+        async def read(self: EngineConnection) -> bytes:
+            taken.release()
+            return await engine(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EngineConnection, "read", read)
+            async with session.post(world.address + CHAT, json={"model": "small"}) as answer:
+                return await answer.read()
+
+    assert play(tmp_path, respond, story) == b"".join(contents)
 
 
 @given(

@@ -96,6 +96,7 @@ def test_what_an_engine_answered_with_a_failure_was_not_served() -> None:
         ({"streamed": True, "first_byte_s": 1.0, "total_s": 4.0}, None),
         ({"generated_tokens": 30, "streamed": True, "first_byte_s": 4.0, "total_s": 4.0}, None),
         ({"generated_tokens": 0, "generation_s": 1.0}, None),
+        ({"generated_tokens": 1, "generation_s": 1e-6}, None),
     ],
 )
 def test_tokens_per_second(facts: dict[str, Any], speed: float | None) -> None:

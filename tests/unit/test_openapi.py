@@ -121,7 +121,7 @@ def test_requests_refuse_unknown_fields() -> None:
                 "ResumeBody",
                 "ResetBody",
             }:  # which are complete when empty
-                assert required & {"model", "token", "engine", "pinned", "autoload"}
+                assert required & {"model", "token", "engine", "pinned", "autoload", "name"}
 
 
 def test_every_parameter_of_a_path_is_described() -> None:
