@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system coverage chaos lint bench clean install uninstall
+.PHONY: help demo test test-system test-browser coverage chaos lint generated bench clean install uninstall
 
 DEV := packaging/dev
 PY := .venv/bin/python
@@ -74,6 +74,10 @@ test-system: ## only the system tests: make test-system PYTEST_OPTIONS='-k adopt
 	@$(DEV)/setup.sh test
 	@$(USER_MANAGER) --private -- $(PY) -m pytest $(SYSTEM_OPTIONS) tests/system
 
+test-browser: ## pages in Chromium against the gateway; Debian's chromium is installed for it
+	@$(DEV)/setup.sh browser
+	@$(USER_MANAGER) --private -- $(PY) -m pytest $(SYSTEM_OPTIONS) tests/system/test_browser.py
+
 chaos: ## faults of every kind for a quarter of an hour: make chaos SEED=7 MINUTES=15
 	@$(DEV)/setup.sh test
 	@$(CHAOS) --seed $(SEED) --seconds $$(($(MINUTES) * 60))
@@ -85,8 +89,13 @@ lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
 	.venv/bin/mypy
 	MYPYPATH=$(DEV) .venv/bin/mypy --strict --scripts-are-modules $(DEV_SCRIPTS)
 	.venv/bin/mypy --strict $(DEV)/demo.py $(DEV)/build_progress.py
+	MYPYPATH=$(DEV) .venv/bin/mypy --strict -p shipped
 	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_SCRIPTS); else echo "shellcheck is not there: skipped"; fi
 	$(DEV)/verify-units
+
+generated: ## completions and manual pages, from the commands, the settings and the D-Bus interface
+	@$(DEV)/setup.sh venv
+	PYTHONPATH=$(DEV) $(PY) -m shipped
 
 bench: ## all measurements, each printing a table
 	@$(DEV)/setup.sh test

@@ -19,6 +19,7 @@ from lllm3090ctl import (
     checkpoints,
     client_commands,
     comebacks,
+    config_commands,
     engines,
     happenings,
     keys,
@@ -844,6 +845,7 @@ def requests(
 
 chat.add_to(cli, _command, _name_argument)
 client_commands.add_to(cli, _command, _name_argument)
+config_commands.add_to(cli, _command)
 
 
 @cli.command()

@@ -1,7 +1,7 @@
 """What the daemon's own rules say of a settings file: a process of its package is asked, so no daemon is needed.
 
-That process (``lllm3090d --check --json``) is run with this interpreter, so that it is of the same installation. It takes on
-the environment that the daemon has, or would have.
+That process (``lllm3090d --check --json``) is run with this interpreter, so that it is of the same installation. It
+takes on the environment that the daemon has, or would have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lllm3090ctl.config_text import Shape
+from lllm3090ctl.config_keys import Shape
 from lllm3090ctl.documents import Document, parse
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, own_failure

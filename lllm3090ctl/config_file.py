@@ -37,7 +37,7 @@ class ConfigFile:
         """
         try:
             # Not Path.read_bytes: reading a pipe or a device may never end.
-            with self._target.open("rb", opener=_without_waiting) as file:
+            with open(self._target, "rb", opener=_without_waiting) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise self._unusable("it is no regular file")
                 raw = file.read(LARGEST_BYTES + 1)
@@ -61,14 +61,13 @@ class ConfigFile:
             directory = os.open(self._target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise self._unusable(error.strerror or str(error)) from error
-        try:
-            # The directory, as the file itself is another one after each change.
-            fcntl.flock(directory, fcntl.LOCK_EX)
+        with _closing(directory):
+            try:
+                # The directory, as the file itself is another one after each change.
+                fcntl.flock(directory, fcntl.LOCK_EX)
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
             yield
-        except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from error
-        finally:
-            os.close(directory)
 
     def replace(self, raw: bytes, before: bytes | None) -> None:
         """Put other bytes in its place, all or none; its mode, owner and group stay, a new one is the user's alone.
@@ -89,7 +88,7 @@ class ConfigFile:
                 raise self._unusable("you may not write it")
             new.unlink(missing_ok=True)  # of a run that was killed
             try:
-                with new.open("xb", opener=_private) as file:
+                with open(new, "xb", opener=_private) as file:
                     if was is not None:
                         if (was.st_uid, was.st_gid) != (os.geteuid(), os.getegid()):
                             os.fchown(file.fileno(), was.st_uid, was.st_gid)
@@ -117,10 +116,8 @@ class ConfigFile:
     def _keep_directory(self) -> None:
         """Make the new name last over a loss of power."""
         directory = os.open(self._target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _closing(directory):
             os.fsync(directory)
-        finally:
-            os.close(directory)
 
     def _unusable(self, why: str) -> Failure:
         target = named(str(self._target))
@@ -132,6 +129,14 @@ class ConfigFile:
             exit_status=ExitStatus.CONFIG,
             hint="Look at the permissions of the file and its directory, and at the space on the disk.",
         )
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _without_waiting(path: str, flags: int) -> int:

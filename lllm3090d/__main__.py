@@ -35,8 +35,8 @@ MOST_FILES = 65536
 SOCKET_UNIT = "lllm3090d.socket"
 
 
-def main() -> None:
-    """Entry of the console script."""
+def command_line() -> argparse.ArgumentParser:
+    """What the program takes."""
     parser = argparse.ArgumentParser(
         prog="lllm3090d",
         description="The daemon that owns the graphics card. Usually started by: systemctl --user start lllm3090d",
@@ -56,6 +56,12 @@ def main() -> None:
         action="store_true",
         help="look at this machine, write a line of JSON, and end (lllm3090ctl doctor)",
     )
+    return parser
+
+
+def main() -> None:
+    """Entry of the console script."""
+    parser = command_line()
     arguments = parser.parse_args()
     try:
         if arguments.doctor:

@@ -82,6 +82,7 @@ TAKES_EFFECT: Mapping[str, TakesEffect] = {
     "history_mib": _NOW,
     "idle_ttl_s": _NOW,
     "idle_ttl_of": _NOW,
+    "models": _LOAD,
     "gateway": _NOW,
     "gateway_address": _NOW,
     "gateway_port": _NOW,

@@ -23,6 +23,7 @@ from lllm3090d.engines.tier_flags import ReasoningRules, rules_fault
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.filters import ReasoningOf, rules_of
 from lllm3090d.gateway.guard import origin_fault
+from lllm3090d.model_settings import ModelSettings, conflict
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
 from lllm3090d.planning.slots import SlotPolicy
@@ -346,6 +347,10 @@ class Settings(BaseModel):
     idle_ttl_of: Mapping[str, SecondsOrNone] = Field(
         default_factory=dict, description="the same for single models: name = seconds"
     )
+    models: Mapping[str, ModelSettings] = Field(
+        default_factory=dict,
+        description="defaults of single models: name = a section, see below",
+    )
     gateway: bool = Field(
         default=True, description="whether the OpenAI/Anthropic-compatible address is served at all"
     )
@@ -387,7 +392,8 @@ class Settings(BaseModel):
         " never",
     )
     gateway_keepalive_s: Seconds = Field(
-        default=15.0, description="seconds after which, and then between which, a waiting stream is sent a comment"
+        default=15.0,
+        description="seconds after which, and then between which, a waiting stream is sent a comment",
     )
     gateway_queue: Annotated[int, Field(ge=0, le=100000)] = Field(
         default=256, description="requests that may wait for a slot of one model; one more is refused"
@@ -399,7 +405,8 @@ class Settings(BaseModel):
         default=False, description="write a line to the journal for each request, without a word of it"
     )
     requests_days: Annotated[int, Field(ge=1, le=3650)] = Field(
-        default=30, description="days for which requests to the gateway are remembered, without a word of them"
+        default=30,
+        description="days for which requests to the gateway are remembered, without a word of them",
     )
     requests_kept: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=20_000, description="requests that are remembered at most; the oldest go first"
@@ -459,6 +466,18 @@ class Settings(BaseModel):
                     raise ValueError(f"{name}: {error.message}") from error
         return table
 
+    @field_validator("models", mode="after")
+    @classmethod
+    def _said_once(
+        cls, sections: Mapping[str, ModelSettings], info: ValidationInfo
+    ) -> Mapping[str, ModelSettings]:
+        data = info.data
+        if {"aliases", "extra_arguments", "idle_ttl_of"} <= data.keys():  # missing where bad themselves
+            fault = conflict(sections, data["aliases"], data["extra_arguments"], data["idle_ttl_of"])
+            if fault is not None:
+                raise ValueError(fault)
+        return sections
+
     @field_validator("reasoning_efforts", mode="after")
     @classmethod
     def _are_words(cls, text: str) -> str:
@@ -493,7 +512,8 @@ class Settings(BaseModel):
     @property
     def autoload_names(self) -> tuple[str, ...]:
         """Models that are loaded at every login, in order."""
-        return tuple(name for name in _words(self.autoload) if name)
+        marked = (name for name, section in self.models.items() if section.autoload)
+        return tuple(dict.fromkeys([*filter(None, _words(self.autoload)), *marked]))
 
     @property
     def control_socket(self) -> Path:
@@ -512,6 +532,7 @@ EXAMPLES_OF_TABLES = {
     "aliases": '{"qwen": "Qwen3.8-27B"}',
     "extra_arguments": '{"*": ["--threads", "8"]}',
     "idle_ttl_of": '{"qwen-27b": 600}',
+    "models": '{"qwen-27b": {"context_tokens": 65536, "parallel": 2, "pin": true}}',
     "gateway_models": '{"claude-*": "qwen-27b"}',
     "gateway_reasoning": '{"qwen-27b": {"efforts": "low,medium,xhigh", "fallback": "medium"}}',
 }
@@ -537,7 +558,7 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
         origin[key] = f"environment: {ENVIRONMENT_PREFIX}{key.upper()}"
     values["llama_dir_from_env"] = "llama_dir" in values and origin["llama_dir"].startswith("environment")
     try:
-        return Settings.model_validate(values)
+        return _with_sections(Settings.model_validate(values))
     except ValidationError as error:
         problems = [
             _problem(item, origin) for item in error.errors(include_url=False, include_context=False)
@@ -549,6 +570,23 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
             problems=problems,
             file=str(file),
         ) from error
+
+
+def _with_sections(settings: Settings) -> Settings:
+    """The settings with what sections of models say in the tables of all models, where everything looks for it."""
+    aliases, arguments = dict(settings.aliases), dict(settings.extra_arguments)
+    ttls = dict(settings.idle_ttl_of)
+    for name, section in settings.models.items():
+        aliases |= dict.fromkeys(section.aliases, name)
+        if section.arguments:
+            arguments[name] = section.arguments
+        if section.idle_ttl_s is not None:
+            ttls[name] = section.idle_ttl_s
+    if not settings.models:
+        return settings
+    return settings.model_copy(
+        update={"aliases": aliases, "extra_arguments": arguments, "idle_ttl_of": ttls}
+    )
 
 
 def origins(config_file: Path, environment: Mapping[str, str] | None = None) -> Mapping[str, str]:

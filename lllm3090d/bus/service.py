@@ -30,6 +30,7 @@ from lllm3090d.bus.service_contract import (
     contract,
     text,
 )
+from lllm3090d.bus.service_gio import answer, refuse, register
 from lllm3090d.bus.service_pace import Pace
 from lllm3090d.bus.service_values import arguments, variant
 from lllm3090d.bus.thread import BusState, BusThread
@@ -264,11 +265,11 @@ class BusService:
             hint = "Please report it with: journalctl --user-unit lllm3090d -n 50"
             self._refuse(invocation, LlmError(ErrorCode.INTERNAL, text_, hint=hint))
         else:
-            self._bus.soon(lambda _: invocation.return_value(body))
+            self._bus.soon(lambda _: answer(invocation, body))
 
     def _refuse(self, invocation: Gio.DBusMethodInvocation, error: LlmError) -> None:
         name, said = error.kind.dbus_name, variant("s", self._objects.error_text(error)).get_string()
-        self._bus.soon(lambda _: invocation.return_dbus_error(name, said))
+        self._bus.soon(lambda _: refuse(invocation, name, said))
 
     async def _respond(self, call: Call, sender: str) -> GLib.Variant:
         peer = await self._peer(sender)
@@ -343,10 +344,8 @@ class BusService:
             self._connection, self._ids = bus.con, {}
         for path, interfaces in objects.items():
             if path not in self._ids:
-                # Without functions for properties, their calls come as those of any other interface.
                 self._ids[path] = [
-                    bus.con.register_object(path, self._infos[name], self._bus_called, None, None)
-                    for name in interfaces
+                    register(bus.con, path, self._infos[name], self._bus_called) for name in interfaces
                 ]
 
     def _bus_withdraw(self, path: str, bus: Any) -> None:
@@ -371,7 +370,7 @@ class BusService:
                 f"the arguments of {member} are larger than {MOST_BYTES} bytes",
                 hint="See docs/reference/dbus.md for what is understood.",
             )
-            invocation.return_dbus_error(error.kind.dbus_name, self._objects.error_text(error))
+            refuse(invocation, error.kind.dbus_name, self._objects.error_text(error))
             return
         call = Call(path, interface, member, body.unpack())
         self._bus.hand_over(self._arrived, call, sender, invocation)

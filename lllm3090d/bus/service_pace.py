@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 BURST = 64  # calls that are begun at once after a quiet time
-INTERVAL_S = 0.005  # then one in this time
+INTERVAL_S = 0.01  # then one in this time
 Work = Callable[[], None]
 
 

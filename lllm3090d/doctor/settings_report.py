@@ -107,7 +107,9 @@ def report(config_file: Path | None, used: Path, environment_of: str) -> Setting
         environment_of: whose environment this is.
     """
     file = config_file or used
-    settings, problems, hint = None, (), None
+    settings: Settings | None = None
+    problems: tuple[str, ...] = ()
+    hint: str | None = None
     found: Mapping[str, str] = {}
     try:
         settings = load_settings(file)
@@ -123,7 +125,7 @@ def report(config_file: Path | None, used: Path, environment_of: str) -> Setting
         used_file=str(used),
         exists=file.exists(),
         environment=environment_of,
-        problems=tuple(problems),
+        problems=problems,
         hint=hint,
         settings=_views(settings, found),
     )
@@ -161,12 +163,21 @@ def _views(settings: Settings | None, found: Mapping[str, str]) -> tuple[Setting
             allowed=allowed(key),
             default=defaults[key],
             value=values.get(key),
-            origin=found.get(key, "default") if settings is not None else None,
+            origin=_origin(key, values, defaults, found) if settings is not None else None,
             takes_effect=TAKES_EFFECT[key],
             description=Settings.model_fields[key].description or "",
         )
         for key in SETTING_KEYS
     )
+
+
+def _origin(
+    key: str, values: Mapping[str, Any], defaults: Mapping[str, Any], found: Mapping[str, str]
+) -> str:
+    """Tables have what sections of models say too, so their origin may be that of the sections."""
+    if key in found:
+        return found[key]
+    return "default" if values[key] == defaults[key] else found.get("models", "default")
 
 
 def _named_file(proc: Path, pid: str) -> Path | None:

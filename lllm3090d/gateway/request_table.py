@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ DAY_US = 86_400 * 1_000_000
 # By age is looked through all of them, so only when so many of those that are kept were written anew.
 PRUNE_FRACTION = 0.05
 LEAST_TO_PRUNE = 100
+# Half a millisecond of work, then a pause in which the interpreter is another thread's.
+ROWS_AT_A_TIME = 32
+PAUSE_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +114,7 @@ class RequestTable:
             self.problem = _reason(store)
             return False
         kept = self._kept()
-        values = [
-            (each.record.request_id, each.at_us, each.record.model or None, _body(each))
-            for each in (rows[-kept.count :] if kept.count else ())
-        ]
+        values = _values(rows[-kept.count :] if kept.count else ())
         unpruned = len(values) if self._unpruned is None else self._unpruned + len(values)
         prunes = self._unpruned is None or unpruned >= max(LEAST_TO_PRUNE, kept.count * PRUNE_FRACTION)
 
@@ -154,8 +155,15 @@ class RequestTable:
         return tuple(name for (name,) in rows)
 
 
-def _body(ended: Ended) -> str:
-    return view_of(ended).model_dump_json(exclude_none=True)
+def _values(rows: Sequence[Ended]) -> list[tuple[str, int, str | None, str]]:
+    """What is written, made with pauses: for as long as it takes this thread, the event loop does nothing else."""
+    values = []
+    for number, each in enumerate(rows, 1):
+        body = view_of(each).model_dump_json(exclude_none=True)
+        values.append((each.record.request_id, each.at_us, each.record.model or None, body))
+        if number % ROWS_AT_A_TIME == 0:
+            time.sleep(PAUSE_S)
+    return values
 
 
 def _prune(connection: sqlite3.Connection, kept: Kept) -> None:

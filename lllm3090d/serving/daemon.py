@@ -21,6 +21,7 @@ from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.files import exhausted
 from lllm3090d.gpus.readings import Card, CardReader, normal_pci_address
+from lllm3090d.model_settings import is_pinned
 from lllm3090d.planning.calibration import deviation_limit_bytes
 from lllm3090d.serving.accounts import Accounts
 from lllm3090d.serving.activity import ActivityWatch, in_flight
@@ -406,7 +407,7 @@ class Daemon:
                 card=self._card_named(wish.card),
                 least_context_tokens=wish.least_context_tokens,
                 lease=wish.lease,
-                pinned=wish.pinned,
+                pinned=wish.pinned or is_pinned(self.settings.models, found.checkpoint.name),
                 may_evict=wish.may_evict,
                 may_wait=wish.may_wait,
                 attempt=wish.attempt,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 
 from lllm3090d.engines.extra_arguments import (
     ExtraArguments,
@@ -13,6 +13,7 @@ from lllm3090d.engines.extra_arguments import (
     merged,
 )
 from lllm3090d.engines.options import canonical
+from lllm3090d.model_settings import ModelSettings, told
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.events import LoadRequested
@@ -34,9 +35,51 @@ def extra_of(event: LoadRequested, table: Mapping[str, Sequence[str]]) -> ExtraA
     return extra_arguments((*set_ones, *event.arguments), event.capabilities, event.ruled)
 
 
-def asked_of(event: LoadRequested, extra: ExtraArguments) -> PlanRequest:
-    """The question to the planner: what was asked for, and where that is open what the arguments say."""
-    return merged(event.request, extra.request)
+def asked_of(
+    event: LoadRequested, extra: ExtraArguments, models: Mapping[str, ModelSettings]
+) -> PlanRequest:
+    """The question to the planner: what was asked for, else what arguments say, else the model's section.
+
+    Args:
+        event: the load.
+        extra: all its arguments.
+        models: sections of the settings.
+    """
+    return with_section(
+        merged(event.request, extra.request), models.get(event.checkpoint.name), extra.stated
+    )
+
+
+def with_section(
+    request: PlanRequest, section: ModelSettings | None, stated: Collection[str] = ()
+) -> PlanRequest:
+    """A request in which a model's section of the settings fills what is open.
+
+    Who places layers by hand has said enough: there ``offload`` of the section is left out.
+
+    Args:
+        request: of a load and its arguments.
+        section: of the model; None where it has none.
+        stated: fields that arguments name although they say what is usual.
+    """
+    if section is None:
+        return request
+    filled = merged(request, section.request)
+    kept = {each.name: getattr(request, each.name) for each in fields(PlanRequest) if each.name in stated}
+    if request.places_by_hand:
+        kept["offload"] = request.offload
+    return replace(filled, **kept)
+
+
+def section_note(
+    event: LoadRequested, extra: ExtraArguments, models: Mapping[str, ModelSettings]
+) -> tuple[str, ...]:
+    """What of a load comes from its model's section of the settings: one sentence, or none."""
+    name = event.checkpoint.name
+    if name not in models:
+        return ()
+    text = told(name, models[name], merged(event.request, extra.request), asked_of(event, extra, models))
+    return () if text is None else (text,)
 
 
 def wish_of(event: LoadRequested) -> PlanRequest:

@@ -28,6 +28,7 @@ from lllm3090d.serving.catalogues import KnownModels, known_models
 from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.empty_card import EmptyCard, Machine, emptied
 from lllm3090d.serving.events import Observation
+from lllm3090d.serving.extras import with_section
 from lllm3090d.serving.inspection import listed
 from lllm3090d.serving.learning import Learning
 from lllm3090d.serving.lookup import Lookup
@@ -218,6 +219,8 @@ class Planned:
             terms = replace(
                 terms, policy=extra.policy(terms.policy), request=merged(terms.request, extra.request)
             )
+        request = with_section(terms.request, self.policy.models.get(checkpoint.name))
+        terms = replace(terms, request=request)
         if self.scope is not None:
             known = learning.of_listed(checkpoint.shards, self.scope, shown)
             terms = replace(terms, calibration=known)

@@ -177,7 +177,7 @@ async def offer(
             runs are waiting; INSUFFICIENT_MEMORY where there is no room for a dry run.
     """
     extra = extra_of(event, policy.extra_arguments)
-    request = asked_of(event, extra)
+    request = asked_of(event, extra, policy.models)
     slots = request.parallel or 1
     permission = _permission(event.capabilities, model, slots, ground)
     if permission.where is Where.NOWHERE:

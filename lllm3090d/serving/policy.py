@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lllm3090d.engines.tier_flags import ReasoningRules
+from lllm3090d.model_settings import ModelSettings
 from lllm3090d.planning.compute import Margins
 from lllm3090d.planning.planner import PlanPolicy
 from lllm3090d.planning.reserves import ReservePolicy
@@ -33,6 +34,7 @@ class Policy:
         reasoning: what engines that can do with what clients say about it.
         log_files_dir: where each engine writes its log; None for the journal.
         drain_s: how long requests in flight may take when a model is unloaded.
+        models: defaults of single models, by name.
         restart_hung: a model that is stalled for long is stopped and started again.
     """
 
@@ -51,6 +53,7 @@ class Policy:
     log_files_dir: Path | None = None
     drain_s: float = 0.0
     restart_hung: bool = False
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
 
 def environment_of(assignments: Iterable[str]) -> Mapping[str, str]:
@@ -96,4 +99,5 @@ def policy_of(
         log_files_dir=log_files_dir,
         drain_s=settings.drain_s,
         restart_hung=settings.hang_policy is HangPolicy.RESTART,
+        models=settings.models,
     )

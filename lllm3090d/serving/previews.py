@@ -43,7 +43,7 @@ from lllm3090d.serving.empty_card import (
 from lllm3090d.serving.engine_check import Asked, EngineChecks
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import holders
-from lllm3090d.serving.extras import asked_of, extra_of
+from lllm3090d.serving.extras import asked_of, extra_of, section_note
 from lllm3090d.serving.fitting import card_name, cards_of, cards_of_plan, room_for, usable_cards
 from lllm3090d.serving.instance import ENDED
 from lllm3090d.serving.launch_remedies import headless
@@ -177,7 +177,8 @@ class Previews:
         event = _event(body, model, engine)
         extra = extra_of(event, scheduler.policy.extra_arguments)
         card = self._card(body, self._machine(observation, engine))
-        notes = () if known.problem is None else (_left_out(known.problem),)
+        notes = section_note(event, extra, scheduler.policy.models)
+        notes += () if known.problem is None else (_left_out(known.problem),)
         there, assumed = is_hypothetical(body), tuple[str, ...]()
         if there:
             assumed = assumed_build(card, engine.capabilities.backend)
@@ -257,7 +258,10 @@ class Previews:
             view=card_view_of(card, empty=False),
             budget=given.cards[usable[0]],
             ours=scheduler.ledger.on(usable[0]),
-            notes=_about_those_there(scheduler, model, victims),
+            notes=(
+                *section_note(event, extra, scheduler.policy.models),
+                *_about_those_there(scheduler, model, victims),
+            ),
             argv=lambda plan: self._argv(model, engine, plan, extra, seen(plan)),
             state=state,
             holders=holders(scheduler.instances, scheduler.clock()),
@@ -275,15 +279,16 @@ class Previews:
         card = self._card(body, self._machine(observation, engine))
         host = HostMemoryReader().read()
         room = max(0, host.total_bytes - host_reserve_bytes(host.total_bytes))
-        extra, request = NOTHING, plan_request(body)
+        extra, request, given_notes = NOTHING, plan_request(body), tuple[str, ...]()
         if not isinstance(engine, LlmError):
             event = _event(body, model, engine)
             extra = extra_of(event, policy.extra_arguments)
-            request = asked_of(event, extra)
+            request = asked_of(event, extra, policy.models)
+            given_notes = section_note(event, extra, policy.models)
         elif body.arguments:
             raise engine  # nobody could say whether it takes them
         offered, notes, argv = self._offered(model, card, engine, observation, extra)
-        notes = (*assumed_card(body, card, observation.card), *notes)
+        notes = (*given_notes, *assumed_card(body, card, observation.card), *notes)
         return _Question(
             model=model,
             planner=Planner(

@@ -132,7 +132,7 @@ class Scheduler(Stalling):
         given = room or self.rooms(observation)
         return Planner(
             facts=event.facts,
-            request=asked_of(event, extra),
+            request=asked_of(event, extra, self.policy.models),
             policy=extra.policy(self.policy.plan),
             features=load_features(event, observation),
             card_kind=observation.card.kind,

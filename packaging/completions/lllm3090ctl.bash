@@ -43,7 +43,7 @@ _lllm3090ctl_at() {
   case $1 in
     '')
       options='--socket --timeout --version -h --help'
-      commands='autoload chat claude doctor engine env events explain gpu history inspect key load logs models pin plan ps release requests reset resume run status unload unpin version'
+      commands='autoload chat claude config doctor engine env events explain gpu history inspect key load logs models pin plan ps release requests reset resume run status unload unpin version'
       ;;
     autoload)
       options='--off --json -h --help'
@@ -57,6 +57,36 @@ _lllm3090ctl_at() {
       options='--model --anyway --no-load --key-file --json -h --help'
       places=(files)
       passes_on=yes
+      ;;
+    config)
+      options='-h --help'
+      commands='check edit get schema set show unset'
+      ;;
+    'config check')
+      options='--json -h --help'
+      places=(files nothing)
+      ;;
+    'config edit')
+      options='--no-reload --json -h --help'
+      ;;
+    'config get')
+      options='--json -h --help'
+      places=('=models_dir =state_dir =runtime_dir =llama_dir =engines_dir =catalogue_file =engine_pin =aliases =extra_arguments =autoload =card =desktop =driver_reserve_mib =desktop_reserve_mib =workspace_reserve_mib =cache_type =slot_policy =offload =drafting =draft_tokens =projector =image_max_tokens =compute_buffer_factor =micro_batch_tokens =batch_tokens =context_checkpoints =checkpoint_min_step_tokens =prompt_cache_mib =reasoning_efforts =reasoning_effort_fallback =reasoning_floor_tokens =load_timeout_s =load_cap_s =stop_timeout_s =drain_s =verify_after_load =release_timeout_s =pressure_policy =pressure_grace_s =queue_timeout_s =least_residency_s =least_idle_s =serve_smaller =restart_failed =restart_pause_s =hang_policy =hang_patience_s =device_memory_limit =suspend =history_days =history_mib =idle_ttl_s =idle_ttl_of =models =gateway =gateway_address =gateway_port =gateway_hosts =gateway_origins =gateway_default_model =gateway_models =gateway_reasoning =gateway_load =gateway_wait_s =gateway_starvation_s =gateway_keepalive_s =gateway_queue =gateway_body_mib =gateway_access_log =requests_days =requests_kept =stop_models_on_exit =log_level' nothing)
+      ;;
+    'config schema')
+      options='--json -h --help'
+      ;;
+    'config set')
+      options='--no-reload --json -h --help'
+      places=('=models_dir =state_dir =runtime_dir =llama_dir =engines_dir =catalogue_file =engine_pin =aliases =extra_arguments =autoload =card =desktop =driver_reserve_mib =desktop_reserve_mib =workspace_reserve_mib =cache_type =slot_policy =offload =drafting =draft_tokens =projector =image_max_tokens =compute_buffer_factor =micro_batch_tokens =batch_tokens =context_checkpoints =checkpoint_min_step_tokens =prompt_cache_mib =reasoning_efforts =reasoning_effort_fallback =reasoning_floor_tokens =load_timeout_s =load_cap_s =stop_timeout_s =drain_s =verify_after_load =release_timeout_s =pressure_policy =pressure_grace_s =queue_timeout_s =least_residency_s =least_idle_s =serve_smaller =restart_failed =restart_pause_s =hang_policy =hang_patience_s =device_memory_limit =suspend =history_days =history_mib =idle_ttl_s =idle_ttl_of =models =gateway =gateway_address =gateway_port =gateway_hosts =gateway_origins =gateway_default_model =gateway_models =gateway_reasoning =gateway_load =gateway_wait_s =gateway_starvation_s =gateway_keepalive_s =gateway_queue =gateway_body_mib =gateway_access_log =requests_days =requests_kept =stop_models_on_exit =log_level' nothing)
+      ;;
+    'config show')
+      options='--changed --json -h --help'
+      places=('=models_dir =state_dir =runtime_dir =llama_dir =engines_dir =catalogue_file =engine_pin =aliases =extra_arguments =autoload =card =desktop =driver_reserve_mib =desktop_reserve_mib =workspace_reserve_mib =cache_type =slot_policy =offload =drafting =draft_tokens =projector =image_max_tokens =compute_buffer_factor =micro_batch_tokens =batch_tokens =context_checkpoints =checkpoint_min_step_tokens =prompt_cache_mib =reasoning_efforts =reasoning_effort_fallback =reasoning_floor_tokens =load_timeout_s =load_cap_s =stop_timeout_s =drain_s =verify_after_load =release_timeout_s =pressure_policy =pressure_grace_s =queue_timeout_s =least_residency_s =least_idle_s =serve_smaller =restart_failed =restart_pause_s =hang_policy =hang_patience_s =device_memory_limit =suspend =history_days =history_mib =idle_ttl_s =idle_ttl_of =models =gateway =gateway_address =gateway_port =gateway_hosts =gateway_origins =gateway_default_model =gateway_models =gateway_reasoning =gateway_load =gateway_wait_s =gateway_starvation_s =gateway_keepalive_s =gateway_queue =gateway_body_mib =gateway_access_log =requests_days =requests_kept =stop_models_on_exit =log_level' nothing)
+      ;;
+    'config unset')
+      options='--no-reload --json -h --help'
+      places=('=models_dir =state_dir =runtime_dir =llama_dir =engines_dir =catalogue_file =engine_pin =aliases =extra_arguments =autoload =card =desktop =driver_reserve_mib =desktop_reserve_mib =workspace_reserve_mib =cache_type =slot_policy =offload =drafting =draft_tokens =projector =image_max_tokens =compute_buffer_factor =micro_batch_tokens =batch_tokens =context_checkpoints =checkpoint_min_step_tokens =prompt_cache_mib =reasoning_efforts =reasoning_effort_fallback =reasoning_floor_tokens =load_timeout_s =load_cap_s =stop_timeout_s =drain_s =verify_after_load =release_timeout_s =pressure_policy =pressure_grace_s =queue_timeout_s =least_residency_s =least_idle_s =serve_smaller =restart_failed =restart_pause_s =hang_policy =hang_patience_s =device_memory_limit =suspend =history_days =history_mib =idle_ttl_s =idle_ttl_of =models =gateway =gateway_address =gateway_port =gateway_hosts =gateway_origins =gateway_default_model =gateway_models =gateway_reasoning =gateway_load =gateway_wait_s =gateway_starvation_s =gateway_keepalive_s =gateway_queue =gateway_body_mib =gateway_access_log =requests_days =requests_kept =stop_models_on_exit =log_level' nothing)
       ;;
     doctor)
       options='--json -h --help'
@@ -262,6 +292,7 @@ _lllm3090ctl() {
         dashed) ((dashes)) || break ;;
         program) _lllm3090ctl_program "$program_at" ;;
         nothing) ;;
+        =*) _lllm3090ctl_words "${word#=}" ;;
         *) _lllm3090ctl_names "$word" ;;
       esac
     done

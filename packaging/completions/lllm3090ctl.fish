@@ -75,7 +75,7 @@ function __lllm3090ctl_program
 end
 
 set -g __lllm3090ctl_valued --backend --batch --cache-type --card --context --cpu-experts --ctx --draft --draft-tokens --drain --gpu --gpu-layers --key-file --least-context --lines --max-tokens --micro-batch --model --offload --parallel --projector --rope-scaling --runs --shell --since --slot-policy --socket --system --timeout --vram -n -s
-set -g __lllm3090ctl_groups '' 'engine' 'key'
+set -g __lllm3090ctl_groups '' 'config' 'engine' 'key'
 set -g __lllm3090ctl_passes_on 'claude'
 
 complete -c lllm3090ctl -f
@@ -83,6 +83,7 @@ complete -c lllm3090ctl -f
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a autoload -d 'Load a model at every login, or list those that are'
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a chat -d 'Ask a model something, or talk to it'
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a claude -d 'Run Claude Code with a model of this computer'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a config -d 'Show and change the settings of the daemon'
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a doctor -d 'Look at this machine: is everything as the daemon needs it?'
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a engine -d 'Show the llama-server builds here, and choose one'
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'\' 0' -a env -d 'Print the environment that other programs need to use a model'
@@ -134,6 +135,45 @@ complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'claude\'' -l key-file -r -
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'claude\'' -l json -d 'Write one JSON document instead of text'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'claude\'' -s h -l help -d 'Show this message and exit'
 complete -c lllm3090ctl -n '__lllm3090ctl_at \'claude\' 0+' -F
+
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a check -d 'Check the file, or another one, by the daemon\'s own rules; nothing is changed'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a edit -d 'Edit the file with $VISUAL or $EDITOR'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a get -d 'Print the value that counts: a text as it is, all else as JSON'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a schema -d 'Print the JSON schema of the file, for editors that check and complete while you type'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a set -d 'Change a setting'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a show -d 'Show what counts, where it comes from, and from when a change of it would count'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config\' 0' -a unset -d 'Take a setting out of the file, so that its default counts'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config\'' -s h -l help -d 'Show this message and exit'
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config check\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config check\'' -s h -l help -d 'Show this message and exit'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config check\' 0' -F
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config edit\'' -l no-reload -d 'Write the file, but do not have the daemon read it again'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config edit\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config edit\'' -s h -l help -d 'Show this message and exit'
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config get\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config get\'' -s h -l help -d 'Show this message and exit'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config get\' 0' -a 'models_dir state_dir runtime_dir llama_dir engines_dir catalogue_file engine_pin aliases extra_arguments autoload card desktop driver_reserve_mib desktop_reserve_mib workspace_reserve_mib cache_type slot_policy offload drafting draft_tokens projector image_max_tokens compute_buffer_factor micro_batch_tokens batch_tokens context_checkpoints checkpoint_min_step_tokens prompt_cache_mib reasoning_efforts reasoning_effort_fallback reasoning_floor_tokens load_timeout_s load_cap_s stop_timeout_s drain_s verify_after_load release_timeout_s pressure_policy pressure_grace_s queue_timeout_s least_residency_s least_idle_s serve_smaller restart_failed restart_pause_s hang_policy hang_patience_s device_memory_limit suspend history_days history_mib idle_ttl_s idle_ttl_of models gateway gateway_address gateway_port gateway_hosts gateway_origins gateway_default_model gateway_models gateway_reasoning gateway_load gateway_wait_s gateway_starvation_s gateway_keepalive_s gateway_queue gateway_body_mib gateway_access_log requests_days requests_kept stop_models_on_exit log_level'
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config schema\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config schema\'' -s h -l help -d 'Show this message and exit'
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config set\'' -l no-reload -d 'Write the file, but do not have the daemon read it again'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config set\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config set\'' -s h -l help -d 'Show this message and exit'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config set\' 0' -a 'models_dir state_dir runtime_dir llama_dir engines_dir catalogue_file engine_pin aliases extra_arguments autoload card desktop driver_reserve_mib desktop_reserve_mib workspace_reserve_mib cache_type slot_policy offload drafting draft_tokens projector image_max_tokens compute_buffer_factor micro_batch_tokens batch_tokens context_checkpoints checkpoint_min_step_tokens prompt_cache_mib reasoning_efforts reasoning_effort_fallback reasoning_floor_tokens load_timeout_s load_cap_s stop_timeout_s drain_s verify_after_load release_timeout_s pressure_policy pressure_grace_s queue_timeout_s least_residency_s least_idle_s serve_smaller restart_failed restart_pause_s hang_policy hang_patience_s device_memory_limit suspend history_days history_mib idle_ttl_s idle_ttl_of models gateway gateway_address gateway_port gateway_hosts gateway_origins gateway_default_model gateway_models gateway_reasoning gateway_load gateway_wait_s gateway_starvation_s gateway_keepalive_s gateway_queue gateway_body_mib gateway_access_log requests_days requests_kept stop_models_on_exit log_level'
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config show\'' -l changed -d 'Only those that are not at their default'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config show\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config show\'' -s h -l help -d 'Show this message and exit'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config show\' 0' -a 'models_dir state_dir runtime_dir llama_dir engines_dir catalogue_file engine_pin aliases extra_arguments autoload card desktop driver_reserve_mib desktop_reserve_mib workspace_reserve_mib cache_type slot_policy offload drafting draft_tokens projector image_max_tokens compute_buffer_factor micro_batch_tokens batch_tokens context_checkpoints checkpoint_min_step_tokens prompt_cache_mib reasoning_efforts reasoning_effort_fallback reasoning_floor_tokens load_timeout_s load_cap_s stop_timeout_s drain_s verify_after_load release_timeout_s pressure_policy pressure_grace_s queue_timeout_s least_residency_s least_idle_s serve_smaller restart_failed restart_pause_s hang_policy hang_patience_s device_memory_limit suspend history_days history_mib idle_ttl_s idle_ttl_of models gateway gateway_address gateway_port gateway_hosts gateway_origins gateway_default_model gateway_models gateway_reasoning gateway_load gateway_wait_s gateway_starvation_s gateway_keepalive_s gateway_queue gateway_body_mib gateway_access_log requests_days requests_kept stop_models_on_exit log_level'
+
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config unset\'' -l no-reload -d 'Write the file, but do not have the daemon read it again'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config unset\'' -l json -d 'Write one JSON document instead of text'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'config unset\'' -s h -l help -d 'Show this message and exit'
+complete -c lllm3090ctl -n '__lllm3090ctl_at \'config unset\' 0' -a 'models_dir state_dir runtime_dir llama_dir engines_dir catalogue_file engine_pin aliases extra_arguments autoload card desktop driver_reserve_mib desktop_reserve_mib workspace_reserve_mib cache_type slot_policy offload drafting draft_tokens projector image_max_tokens compute_buffer_factor micro_batch_tokens batch_tokens context_checkpoints checkpoint_min_step_tokens prompt_cache_mib reasoning_efforts reasoning_effort_fallback reasoning_floor_tokens load_timeout_s load_cap_s stop_timeout_s drain_s verify_after_load release_timeout_s pressure_policy pressure_grace_s queue_timeout_s least_residency_s least_idle_s serve_smaller restart_failed restart_pause_s hang_policy hang_patience_s device_memory_limit suspend history_days history_mib idle_ttl_s idle_ttl_of models gateway gateway_address gateway_port gateway_hosts gateway_origins gateway_default_model gateway_models gateway_reasoning gateway_load gateway_wait_s gateway_starvation_s gateway_keepalive_s gateway_queue gateway_body_mib gateway_access_log requests_days requests_kept stop_models_on_exit log_level'
 
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'doctor\'' -l json -d 'Write one JSON document instead of text'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'doctor\'' -s h -l help -d 'Show this message and exit'

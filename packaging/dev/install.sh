@@ -4,6 +4,7 @@
 #   ~/.local/bin                    links to lllm3090d and lllm3090ctl
 #   ~/.config/systemd/user          the units
 #   ~/.local/share/dbus-1           how D-Bus starts the daemon, and what it offers there
+#   ~/.local/share/{bash-completion,zsh,fish,man}    completions and manual pages
 # Models, settings (~/.config/lllm3090) and what was learnt (~/.local/state/lllm3090) are never touched.
 set -euo pipefail
 
@@ -18,6 +19,18 @@ sockets=(lllm3090d.socket lllm3090-gateway.socket)
 programs=(lllm3090d lllm3090ctl)
 dbus=${XDG_DATA_HOME:-$HOME/.local/share}/dbus-1
 bus_name=org.lllm3090.Manager1
+shared=${XDG_DATA_HOME:-$HOME/.local/share}
+# What is made from the program (make generated), and where each shell and man look for it without being told; zsh has to be.
+# man looks beside the directories of PATH.
+declare -A pages=(
+  [completions/lllm3090ctl.bash]=$shared/bash-completion/completions/lllm3090ctl
+  [completions/_lllm3090ctl]=$shared/zsh/site-functions/_lllm3090ctl
+  [completions/lllm3090ctl.fish]=$shared/fish/vendor_completions.d/lllm3090ctl.fish
+  [man/lllm3090ctl.1]=$HOME/.local/share/man/man1/lllm3090ctl.1
+  [man/lllm3090d.8]=$HOME/.local/share/man/man8/lllm3090d.8
+  [man/lllm3090-config.5]=$HOME/.local/share/man/man5/lllm3090-config.5
+  [man/org.lllm3090.Manager1.5]=$HOME/.local/share/man/man5/org.lllm3090.Manager1.5
+)
 
 say() { printf 'install: %s\n' "$*"; }
 
@@ -76,6 +89,9 @@ install_all() {
   done
   install -D -m 644 -t "$dbus/services" "$root/packaging/dbus/$bus_name.service"
   install -D -m 644 -t "$dbus/interfaces" "$root/lllm3090d/bus/$bus_name.xml"
+  for name in "${!pages[@]}"; do
+    install -D -m 644 "$root/packaging/$name" "${pages[$name]}"
+  done
   if manager_answers; then
     systemctl --user daemon-reload
     read_services_again
@@ -119,6 +135,10 @@ uninstall_all() {
   done
   rm -f "$dbus/services/$bus_name.service" "$dbus/interfaces/$bus_name.xml"
   rmdir "$dbus/services" "$dbus/interfaces" "$dbus" 2>/dev/null || true # others may have files there
+  for name in "${pages[@]}"; do
+    rm -f "$name"
+    rmdir "$(dirname "$name")" "$(dirname "$(dirname "$name")")" 2>/dev/null || true # likewise
+  done
   if manager_answers; then
     systemctl --user daemon-reload
     read_services_again

@@ -4,6 +4,7 @@
 #   setup.sh venv   system packages, .venv with lllm3090 (editable) and its development tools
 #   setup.sh demo   the same, an engine (llama-server) and a small checkpoint
 #   setup.sh test   the same, a second checkpoint and the engine's headers
+#   setup.sh browser   as venv, and Chromium, which takes a minute to install
 #
 #   setup.sh packages   only the system packages; setup.sh python prints the interpreter (both for install.sh)
 #
@@ -60,6 +61,9 @@ missing_packages() {
   if [[ $target =~ ^(demo|test)$ ]] && ! engine_is_there; then
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
+  fi
+  if [ "$target" = browser ]; then
+    command -v chromium >/dev/null || echo chromium
   fi
   if [ "$target" = test ]; then
     command -v gcc >/dev/null || echo gcc # builds the tests' stand-in for the NVIDIA library
@@ -284,7 +288,7 @@ assemble(sys.argv[1], overwrite=True)' .engine/models/gemma3.gguf.part
 main() {
   local target=${1:-} begin=$SECONDS
   case "$target" in
-    venv | demo | test) ;;
+    venv | demo | test | browser) ;;
     packages)
       set_up_system packages
       return
@@ -293,11 +297,11 @@ main() {
       find_python
       return
       ;;
-    *) die "usage: setup.sh venv|demo|test|packages|python" ;;
+    *) die "usage: setup.sh venv|demo|test|browser|packages|python" ;;
   esac
   set_up_system "$target"
   set_up_venv
-  if [ "$target" != venv ]; then
+  if [[ $target =~ ^(demo|test)$ ]]; then
     set_up_engine
     set_up_smollm2
   fi

@@ -63,7 +63,7 @@ class Seen:
 
 
 ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
-    ("GET", r"/v1/(version|status|models|instances|gpus|autoload|keys)"): None,
+    ("GET", r"/v1/(version|status|models|names|instances|gpus|autoload|keys)"): None,
     ("GET", r"/v1/models/[^/]+/(explain|history)"): None,
     ("GET", r"/v1/instances/[^/]+/logs"): None,
     ("GET", r"/v1/(events|requests)"): None,
@@ -88,6 +88,7 @@ QUERIES = {
 }
 OPTIONAL_QUERIES = {
     "/v1/models": {"catalogue"},
+    "/v1/names": {"of"},
     "/v1/events": {"last"},
     "/v1/requests": {"model", "since"},
     "/logs": {"since"},

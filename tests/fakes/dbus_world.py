@@ -97,10 +97,15 @@ class Invocation:
     def __init__(self) -> None:
         self.answer: Any = None
         self.error: tuple[str, str] | None = None
+        self.dropped = 0
 
     def return_value(self, body: GLib.Variant) -> None:
         """It is answered."""
         self.answer = body.unpack()
+
+    def _unref(self) -> None:
+        """Older GLib is to be told."""
+        self.dropped += 1
 
     def return_dbus_error(self, name: str, message: str) -> None:
         """It is refused."""

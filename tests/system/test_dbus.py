@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gi.repository import GLib
+from gi.repository import Gio, GLib
 
+from lllm3090d.bus import service_gio
+from lllm3090d.bus.messages import RemoteError, Target
 from lllm3090d.bus.service import MOST_BYTES
 from lllm3090d.bus.service_contract import (
     BUS_NAME,
@@ -26,13 +28,16 @@ from lllm3090d.bus.service_contract import (
     ROOT,
     path_of_job,
     path_of_model,
+    text,
 )
+from lllm3090d.bus.thread import BusThread
 from lllm3090d.errors import KINDS, ErrorCode
 from lllm3090d.version import VERSION
 from tests.system.conftest import PRIVATE_MANAGER
 from tests.system.dbus_scene import CallError, Client, activatable
 from tests.system.harness import DAEMON_UNIT, REPOSITORY, SOCKET_UNIT, eventually, properties, systemctl
 from tests.system.rig import Rig, rigged
+from tests.system.scenes import PrivateBus, on
 
 pytestmark = pytest.mark.system
 
@@ -385,3 +390,30 @@ def test_the_example_of_the_documentation_works(rig: Rig) -> None:
 
     assert example("alpha").strip() == rig.service.instances()["alpha"]["endpoint"]
     assert example("huge").startswith("org.lllm3090.Error.InsufficientVram: ")
+
+
+def test_answered_calls_leave_nothing_behind(private_bus: PrivateBus) -> None:
+    """Gio's objects of calls: in Python, older GLib leaves a reference to each that nobody ever drops."""
+    kept: list[Any] = []
+    info = next(each for each in Gio.DBusNodeInfo.new_for_xml(text()).interfaces if each.name == MANAGER)
+
+    def called(*arguments: Any) -> None:
+        member, invocation = arguments[4], arguments[6]
+        kept.append(invocation)
+        if member == "Resume":
+            service_gio.answer(invocation, GLib.Variant("(b)", (True,)))
+        else:
+            service_gio.refuse(invocation, INVALID, "no")
+
+    async def scenario(bus: BusThread) -> None:
+        await bus.call(lambda it: service_gio.register(it.con, ROOT, info, called))
+        name = await bus.call(lambda it: str(it.con.get_unique_name()))
+        manager = Target(name, ROOT, MANAGER)
+        for _ in range(2):
+            assert await bus.method(manager, "Resume") == (True,)
+            with pytest.raises(RemoteError, match="no"):
+                await bus.method(manager, "ListInstances")
+        assert [each.ref_count for each in kept] == [1] * 4  # ours alone
+        kept.clear()
+
+    on(private_bus, scenario)

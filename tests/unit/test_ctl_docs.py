@@ -80,7 +80,7 @@ def test_reference_names_no_option_that_is_not_there() -> None:
     known = {option for command in (cli, *cli.commands.values()) for option in options(command)} | {"--help"}
     ours = (re.split(r"(?<=[ `])-- ", line)[0] for line in CLI.splitlines() if not line.startswith("| `-- "))
     named = {option for line in ours for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)}
-    assert named - known - {"--unix-socket", "--settings"} == set()
+    assert named - known - {"--unix-socket", "--settings", "--names"} == set()
 
 
 def test_every_exit_status_is_in_its_reference() -> None:
@@ -134,7 +134,33 @@ def test_examples_through_the_gateway_are_understood(line: str) -> None:
         assert context.params
 
 
-@pytest.mark.parametrize("line", [each for each in examples() if each.split()[1] not in THROUGH_THE_GATEWAY])
+CONFIGURING = [each for each in examples() if each.split()[1] == "config"]
+
+
+def test_examples_of_the_settings_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file and in an environment of the test: no daemon of this machine is asked for its own."""
+    for variable in ("DBUS_SESSION_BUS_ADDRESS", "LLLM3090_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("LLLM3090_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("VISUAL", "true")
+    (tmp_path / "new.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    order = ("set", "show", "get", "check", "schema", "edit", "unset")
+    lines = sorted(
+        {each.split(" > ")[0] for each in CONFIGURING}, key=lambda each: order.index(each.split()[2])
+    )
+    assert {each.split()[2] for each in lines} == set(order)
+    for line in lines:
+        done = ctl(tmp_path / "control.sock", *shlex.split(line)[1:])
+        assert done.exit_code == 0, (line, done.output)
+    assert "cache_type" not in (tmp_path / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [each for each in examples() if each.split()[1] not in THROUGH_THE_GATEWAY and each not in CONFIGURING],
+)
 def test_examples_work(line: str) -> None:
     """Each is run against a daemon that has what it asks for."""
     with ControlServer(

@@ -136,10 +136,7 @@ def test_a_page_is_told_what_it_may_read_and_nobody_else() -> None:
             (each, False)
             for each in ("evil.example", "::2", "[fe80::1%25eth0]", "[fe80::1%eth0]", "[10.0.0.1]")
         ],
-        *[
-            (each, False)
-            for each in ("10.1", "0x7f.1", "localhost.evil", "10.0.0.1.evil.example")
-        ],
+        *[(each, False) for each in ("10.1", "0x7f.1", "localhost.evil", "10.0.0.1.evil.example")],
     ],
 )
 def test_with_a_key_any_address_names_this_machine_but_no_other_name_does(host: str, good: bool) -> None:

@@ -14,8 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lllm3090d.gateway.connections import Patience
-from lllm3090d.gateway.form import fault
+from lllm3090d.gateway.connections import (
+    FILES_OF_A_CONNECTION,
+    FILES_OF_OTHERS,
+    KEEPALIVE_TIMEOUT_S,
+    LARGEST_LINE_BYTES,
+    MOST_CONNECTIONS,
+    MOST_HEADERS,
+    Patience,
+    most_connections,
+)
+from lllm3090d.gateway.form import LARGEST_HEAD_BYTES, fault
 from lllm3090d.gateway.record import Outcome
 from lllm3090d.gateway.routes import CLOSED
 from tests.fakes.gateway_world import Asked, GatewayWorld, gateway_world
@@ -434,7 +443,6 @@ def test_who_takes_nothing_of_an_answer_is_given_up(tmp_path: Path) -> None:
     async def run() -> GatewayWorld:
         async with asyncio.timeout(LIMIT_S), gateway_world(tmp_path, respond, patience=IMPATIENT) as world:
             _, writer = await connect(world)
-            writer.transport.pause_reading()
             writer.write(GET + b"\r\n")
             await until(lambda: world.records)
             writer.close()
@@ -516,3 +524,26 @@ def test_without_clients_no_timer_runs(tmp_path: Path) -> None:
         await until(lambda: not timers())
 
     over_the_wire(tmp_path, story, patience=IMPATIENT)
+
+
+def test_the_limits_are_those_of_the_how_to() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "how-to" / "secure-the-gateway.md").read_text(
+        encoding="utf-8"
+    )
+    usual = Patience()
+    files = MOST_CONNECTIONS * FILES_OF_A_CONNECTION + FILES_OF_OTHERS
+    assert f"a connection without one | {usual.head_s:.0f} s |" in told
+    assert f"| {usual.body_s:.0f} s, and 1 s more for each KiB |" in told and usual.body_bytes_per_s == 1024
+    assert f"between requests | {KEEPALIVE_TIMEOUT_S:.0f} s |" in told
+    assert f"nothing is taken | {usual.answer_s / 60:.0f} min |" in told
+    assert f"| {MOST_CONNECTIONS}, fewer where `LimitNOFILE` is below {files:,};" in told
+    assert (
+        f"{MOST_HEADERS} headers and lines of {LARGEST_LINE_BYTES >> 10} KiB, {LARGEST_HEAD_BYTES >> 10} KiB"
+        in told
+    )
+
+
+@pytest.mark.parametrize(("files", "most"), [(1024, 320), (65536, MOST_CONNECTIONS), (64, 16)])
+def test_there_are_files_for_all_connections(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
+    assert most_connections() == most

@@ -113,6 +113,7 @@ _lllm3090ctl() {
         dashed) ((dashes)) || break ;;
         program) _lllm3090ctl_program "$program_at" ;;
         nothing) ;;
+        =*) _lllm3090ctl_words "${word#=}" ;;
         *) _lllm3090ctl_names "$word" ;;
       esac
     done
@@ -133,7 +134,9 @@ complete -F _lllm3090ctl lllm3090ctl
 
 def script(root: Command, valued: Iterable[str]) -> str:
     """The file."""
-    return HEAD + "\n".join((f"_LLLM3090CTL_VALUED={shlex.quote(' '.join(valued))}", "", *_tables(root))) + TAIL
+    return (
+        HEAD + "\n".join((f"_LLLM3090CTL_VALUED={shlex.quote(' '.join(valued))}", "", *_tables(root))) + TAIL
+    )
 
 
 def _tables(root: Command) -> Iterator[str]:
@@ -171,7 +174,9 @@ def _tables(root: Command) -> Iterator[str]:
 
 
 def _place(argument: Argument) -> str:
-    return " ".join((*(("dashed",) if argument.dashed else ()), *argument.values.sources)) or "nothing"
+    choices = (f"={choice}" for choice in argument.values.choices)
+    words = (*(("dashed",) if argument.dashed else ()), *argument.values.sources, *choices)
+    return " ".join(words) or "nothing"
 
 
 def _offer(values: Values) -> str:

@@ -10,6 +10,7 @@ import click
 
 from lllm3090ctl.cli import cli
 from lllm3090ctl.names import KINDS
+from lllm3090d.settings import SETTING_KEYS
 
 SUMMARY_CHARACTERS = 200
 
@@ -151,9 +152,7 @@ def _command(command: click.Command, path: tuple[str, ...], parent: click.Contex
         path=path,
         summary=command.get_short_help_str(SUMMARY_CHARACTERS).rstrip("."),
         options=tuple(_option(each) for each in parameters if isinstance(each, click.Option)),
-        arguments=tuple(
-            _argument(each, path) for each in parameters if isinstance(each, click.Argument)
-        ),
+        arguments=tuple(_argument(each, path) for each in parameters if isinstance(each, click.Argument)),
         commands=tuple(_command(each, (*path, name), context) for name, each in sorted(below.items())),
         passes_on=not command.context_settings.get("allow_interspersed_args", True)
         and not isinstance(command, click.Group),
@@ -187,4 +186,6 @@ def _argument(argument: click.Argument, path: tuple[str, ...]) -> Argument:
 def _values(parameter: click.Parameter, metavar: str) -> Values:
     if isinstance(parameter.type, click.Choice):
         return Values(choices=tuple(str(choice) for choice in parameter.type.choices))
-    return Values(sources=_BY_METAVAR.get(metavar, ()))
+    if metavar.strip("[]") == "KEY":
+        return Values(choices=SETTING_KEYS)
+    return Values(sources=_BY_METAVAR.get(metavar) or _BY_METAVAR.get(metavar.strip("[]"), ()))

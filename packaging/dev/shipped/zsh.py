@@ -19,13 +19,18 @@ _lllm3090ctl_names() {
   (( $#names )) && compadd "$@" -a names
 }
 
+# Files, where a double dash stands before.
+_lllm3090ctl_dashed_files() {
+  (( ${words[(I)--]} )) && _files "$@"
+}
+
 # The command line of its own behind the double dash.
 _lllm3090ctl_program() {
-  if [[ $words[1] == -- ]]; then
-    shift words
-    (( CURRENT-- ))
-  fi
-  (( CURRENT )) && _normal
+  local dashes=${words[(i)--]}
+  (( dashes < CURRENT )) || return 1
+  shift $dashes words
+  (( CURRENT -= dashes ))
+  _normal
 }
 """
 TAIL = """
@@ -54,8 +59,8 @@ def _function(command: Command) -> Iterator[str]:
     if command.commands:
         yield "  local curcontext=$curcontext state line ret=1"
         yield "  typeset -A opt_args"
-        yield "  local -a commands"
-        yield "  commands=("
+        yield "  local -a subcommands"
+        yield "  subcommands=("
         for below in command.commands:
             yield f"    {_quoted(f'{below.path[-1]}:{below.summary}')}"
         yield "  )"
@@ -63,7 +68,7 @@ def _function(command: Command) -> Iterator[str]:
         yield "  _arguments -C -S \\"
         yield " \\\n".join(f"    {spec}" for spec in specs) + " && ret=0"
         yield "  case $state in"
-        yield "    command) _describe -t commands command commands && ret=0 ;;"
+        yield "    command) _describe -t commands command subcommands && ret=0 ;;"
         yield "    arguments)"
         if not command.path:
             yield "      _lllm3090ctl_options=(${(kv)opt_args})"
@@ -107,7 +112,8 @@ def _argument(place: int, argument: Argument) -> str:
     if argument.many:
         if Source.PROGRAM in argument.values.sources:
             return _quoted(f"*::{label}:{_action(argument.values)}")
-        return _quoted(f"*:{label}:{_action(argument.values)}")
+        dashed = argument.dashed and argument.values.sources == (Source.FILES,)
+        return _quoted(f"*:{label}:{'_lllm3090ctl_dashed_files' if dashed else _action(argument.values)}")
     optional = ":" if argument.metavar.startswith("[") else ""
     return _quoted(f"{place}:{optional}{label}:{_action(argument.values)}")
 
