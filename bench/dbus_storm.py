@@ -4,8 +4,8 @@
     bench/dbus_storm.py [--calls 5000] [--processes 4] [--json]
 
 Each process makes its calls one after the other: properties, ListInstances, Introspect. Before, during and after the
-storm GET /v1/version is asked on the control socket, once in 20 ms; the ratio of the medians and of the 99th percentiles
-says what the storm costs others. Needs PyGObject, a session bus and a daemon.
+storm GET /v1/version is asked on the control socket, once in 20 ms; the ratio of the medians and of the 99th
+percentiles says what the storm costs others. Needs PyGObject, a session bus and a daemon.
 """
 
 from __future__ import annotations

@@ -82,6 +82,8 @@ def explanation(view: Document) -> list[Block]:
     ]
     blocks: list[Block] = [pairs([(label, clean(value)) for label, value in rows if value])]
     blocks += list(units.note(view))
+    notes = view.texts("config_notes") if view.has("config_notes") else ()
+    blocks += [Prose(clean(f"{note}.")) for note in notes]
     for memory in view.children("memories"):
         blocks += ["", clean(f"{memory.text('name')}, in MiB"), *_explained(memory)]
     blocks.append("")

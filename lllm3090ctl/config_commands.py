@@ -135,7 +135,7 @@ def _set(_client: Client, screen: Screen, *, key: str, values: tuple[str, ...], 
         value = config_keys.value_of([named(each) for each in values], setting.shape.below(path[1:]))
         return with_value(text, path, value)
 
-    return _change(screen, checked, change, no_reload)
+    return _change(screen, checked, key, change, no_reload)
 
 
 def _unset(_client: Client, screen: Screen, *, key: str, no_reload: bool) -> int:
@@ -158,7 +158,7 @@ def _unset(_client: Client, screen: Screen, *, key: str, no_reload: bool) -> int
             checked.named(path[0])
         return shorter
 
-    return _change(screen, checked, change, no_reload)
+    return _change(screen, checked, key, change, no_reload)
 
 
 def _edit(_client: Client, screen: Screen, *, no_reload: bool) -> int:
@@ -228,7 +228,7 @@ def _place(checked: Checked, key: str) -> tuple[Setting, tuple[str, ...]]:
         raise _unclear(str(error)) from error
 
 
-def _change(screen: Screen, before: Checked, change: Callable[[str], str], no_reload: bool) -> int:
+def _change(screen: Screen, before: Checked, key: str, change: Callable[[str], str], no_reload: bool) -> int:
     """Change the file's text; checked before it is written, and from reading to writing one at a time."""
     file = ConfigFile(before.file)
     with file.locked():
@@ -246,13 +246,19 @@ def _change(screen: Screen, before: Checked, change: Callable[[str], str], no_re
         if checked.problems:
             raise config_check.invalid(checked, file.shown, untouched=True)
         file.replace(changed.encode(), raw)
-    return _tell(screen, before, checked, file, no_reload)
+    return _tell(screen, before, checked, file, no_reload, key=key)
 
 
-def _tell(screen: Screen, before: Checked, after: Checked, file: ConfigFile, no_reload: bool) -> int:
-    """Have the daemon read the file, and say what counts when."""
+def _tell(
+    screen: Screen, before: Checked, after: Checked, file: ConfigFile, no_reload: bool, *, key: str = ""
+) -> int:
+    """Have the daemon read the file, and say what counts when; of a key that was given, also that it does not."""
     applied = apply(not no_reload)
     changed = config_views.changed(before.settings, after.settings)
+    given = after.settings.get(key.partition(".")[0])
+    outranked = (
+        [given] if given is not None and given.origin == "environment" and given not in changed else []
+    )
     document = {
         "file": file.shown,
         "applied": applied,
@@ -263,7 +269,7 @@ def _tell(screen: Screen, before: Checked, after: Checked, file: ConfigFile, no_
     }
     blocks: Sequence[Block] = [
         Prose(f"{clean(file.shown)} was written."),
-        *config_views.changes(after, changed, applied),
+        *config_views.changes(after, [*changed, *outranked], applied),
     ]
     screen.result(document, blocks)
     return ExitStatus.OK

@@ -251,10 +251,16 @@ class ExplainView(Response):
     state: InstanceState
     engine_version: str
     reconstructed: str | None = Field(
-        default=None, description="why its launch was read back from its command line; null where its record tells"
+        default=None,
+        description="why its launch was read back from its command line; null where its record tells",
     )
     file_note: str | None = Field(
-        default=None, description="how its files differ from those that it was loaded from; null where they do not"
+        default=None,
+        description="how its files differ from those that it was loaded from; null where they do not",
+    )
+    config_notes: tuple[str, ...] = Field(
+        default=(),
+        description="what it has from its section of the settings, and what its next load would take",
     )
     evidence: Evidence | None = Field(default=None, description="the weakest of the items on the card")
     memories: tuple[ExplainedMemoryView, ...]

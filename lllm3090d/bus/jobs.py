@@ -28,15 +28,16 @@ class JobWaits:
 
     def __init__(self) -> None:
         self._finished: OrderedDict[str, str] = OrderedDict()
-        self._waiting: dict[Job, asyncio.Future[str]] = {}
+        # systemd makes one job of two wishes for the same, so several may wait for one.
+        self._waiting: dict[asyncio.Future[str], Job] = {}
 
     def removed(self, path: str, result: str) -> None:
         """JobRemoved."""
-        for job, future in self._waiting.items():
+        for future, job in self._waiting.items():
             if job.path == path and not future.done():
                 future.set_result(result)
-                return
         self._finished[path] = result
+        self._finished.move_to_end(path)
         if len(self._finished) > FINISHED_JOBS_KEPT:
             self._finished.popitem(last=False)
 
@@ -46,20 +47,21 @@ class JobWaits:
 
     async def result(self, job: Job, timeout_s: float) -> str | None:
         """The result of a job, None when it is not known within ``timeout_s``."""
-        finished = self._finished.pop(job.path, None)
+        finished = self._finished.get(job.path)
         if finished is not None:
             return finished
-        future = self._waiting[job] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = job
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             return None
         finally:
-            del self._waiting[job]
+            del self._waiting[future]
 
     async def settle(self, infer: Callable[[Job], Awaitable[str | None]]) -> None:
         """Settle, where ``infer`` can, what ended while nobody listened."""
-        for job, future in tuple(self._waiting.items()):
+        for future, job in tuple(self._waiting.items()):
             result = await infer(job)
             if result is not None and not future.done():
                 future.set_result(result)

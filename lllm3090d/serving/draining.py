@@ -49,7 +49,7 @@ class Draining:
         while (instance := self._drained(run)) is not None and instance.drain is not None:
             drain = instance.drain
             if door is None or marked != (drain.deadline_s, drain.purpose):
-                door, marked = _shut(instance, drain), (drain.deadline_s, drain.purpose)
+                door, marked = self._shut(instance, drain), (drain.deadline_s, drain.purpose)
             left_s = drain.deadline_s - self._scheduler.clock()
             if left_s <= 0:
                 break
@@ -76,14 +76,17 @@ class Draining:
         )
         return instance if is_drained else None
 
-
-def _shut(instance: Instance, drain: Drain) -> Path:
-    """Where the engine listens from now on; at its usual place where it cannot be moved."""
-    try:
-        return shut(instance.record.socket, drain)
-    except OSError as error:
-        log.warning(
-            "new requests cannot be refused while a model is drained",
-            extra={"model": instance.name, "run": instance.run, "reason": str(error)},
-        )
-        return instance.record.socket
+    def _shut(self, instance: Instance, drain: Drain) -> Path:
+        """Where the engine listens from now on; at its usual place where it cannot be moved."""
+        socket = instance.record.socket
+        try:
+            # A unit that somebody made by hand may name any path: only in our own directory anything is renamed.
+            if socket.parent != self._scheduler.policy.engine_sockets_dir:
+                raise PermissionError(f"{socket} is not in our directory")
+            return shut(socket, drain)
+        except OSError as error:
+            log.warning(
+                "new requests cannot be refused while a model is drained",
+                extra={"model": instance.name, "run": instance.run, "reason": str(error)},
+            )
+            return socket

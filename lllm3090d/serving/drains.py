@@ -11,8 +11,10 @@ the drain: one for an unload goes on, one for a restart is undone.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +61,14 @@ def way_in(socket: Path) -> Path:
     return next((door for door in doors(socket) if door.exists()), socket)
 
 
+def remove(socket: Path) -> None:
+    """Remove the socket of a run that has ended, under whatever name; what is no socket stays. Raises OSError."""
+    for door in doors(socket):
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(door.lstat().st_mode):
+                door.unlink()
+
+
 def shut(socket: Path, drain: Drain) -> Path:
     """Rename the socket of a run, whatever its name is now, and note the end of the drain on it.
 
@@ -71,6 +81,8 @@ def shut(socket: Path, drain: Drain) -> Path:
     wanted = _door(socket, drain.purpose)
     for door in doors(socket):
         try:
+            if not stat.S_ISSOCK(door.lstat().st_mode):
+                continue
             # First the end: a daemon that dies between the two leaves an open door, and no drain without an end.
             os.utime(door, (drain.deadline_s, drain.deadline_s))
             door.rename(wanted)

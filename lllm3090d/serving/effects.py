@@ -19,7 +19,7 @@ from lllm3090d.bus.unit_status import EXITED, UnitStatus, explain_exit
 from lllm3090d.engines.crash_causes import LINES_OF_INTEREST, CrashCause, Ending, Finding, classify
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving.disk_rates import DiskRates
-from lllm3090d.serving.drains import doors
+from lllm3090d.serving.drains import remove
 from lllm3090d.serving.engine_logs import EngineLogs, with_log_file
 from lllm3090d.serving.events import (
     Activity,
@@ -435,8 +435,9 @@ class Effects:
     async def forget(self, effect: ForgetUnit) -> None:
         """Leave nothing of a dead unit behind; what cannot be removed is only logged."""
         try:
-            for door in doors(effect.socket):
-                door.unlink(missing_ok=True)
+            # A unit that somebody made by hand may name any path: only in our own directory anything is removed.
+            if effect.socket.parent == self._settings().engine_sockets_dir:
+                remove(effect.socket)
         except OSError as error:
             log.warning("a socket could not be removed", extra={"path": effect.socket, "reason": str(error)})
         try:

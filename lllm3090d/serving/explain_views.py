@@ -84,6 +84,7 @@ def explain_view(
     *,
     log_note: str = "",
     limits: Mapping[str, int] = MappingProxyType({}),
+    config_notes: tuple[str, ...] = (),
 ) -> ExplainView:
     """What a model was priced at, what its engine says of it, and what was measured.
 
@@ -95,6 +96,7 @@ def explain_view(
         learnt: what is known of earlier launches.
         log_note: why the log could not be read; empty where it could.
         limits: that the kernel keeps its unit to, bytes by UUID of the card.
+        config_notes: what is to be said of its section of the settings.
     """
     shares = [each for each in ledger.of(instance.run) if each.items] or _as_planned(instance, observation)
     cards = [share for share in shares if share.where != HOST or observation.on_host]
@@ -106,6 +108,7 @@ def explain_view(
         engine_version=instance.record.engine_version,
         reconstructed=instance.reconstructed or None,
         file_note=instance.file_note or None,
+        config_notes=config_notes,
         evidence=weakest(instance.plan.quote) if instance.plan.quote.items else None,
         memories=tuple(
             _memory(share, observation, log if not divided or share.where == HOST else MemoryLog(), limits)

@@ -15,7 +15,7 @@ from lllm3090d.engines.extra_arguments import (
 from lllm3090d.engines.options import canonical
 from lllm3090d.model_settings import ModelSettings, told
 from lllm3090d.planning.planner import Plan
-from lllm3090d.planning.request import PlanRequest
+from lllm3090d.planning.request import PlanRequest, option_of
 from lllm3090d.serving.events import LoadRequested
 from lllm3090d.serving.running import HOST_CACHE, ONE_POOL, mismatch, shown
 
@@ -80,6 +80,41 @@ def section_note(
         return ()
     text = told(name, models[name], merged(event.request, extra.request), asked_of(event, extra, models))
     return () if text is None else (text,)
+
+
+def running_notes(
+    name: str, plan: Plan, asked: PlanRequest | None, section: ModelSettings | None
+) -> tuple[str, ...]:
+    """What a model that runs has from its section of the settings, and what its next load would take from there.
+
+    Context, slots and type of the cache alone: of the rest a running plan does not tell what was chosen.
+
+    Args:
+        name: of the model.
+        plan: that it runs with.
+        asked: what its load asked for by itself; None where nobody knows.
+        section: of the model as it is now; None where it has none.
+    """
+    if section is None:
+        return ()
+    had, later = list[str](), list[str]()
+    padding = 256 * max(1, plan.parallel)  # the engine rounds the window of each slot up
+    for field_name, has in (
+        ("context_tokens", plan.context_tokens),
+        ("parallel", plan.parallel),
+        ("cache_type_k", plan.cache_type_k),
+    ):
+        want = getattr(section.request, field_name)
+        if want is None or getattr(asked or PlanRequest(), field_name) is not None:
+            continue
+        is_same = want <= has < want + padding if field_name == "context_tokens" else want == has
+        text = f"{option_of(field_name)} {want}"
+        (had if is_same else later).append(text if is_same else f"{text} (it has {shown(has)})")
+    where = f'[models."{name}"]'
+    return (
+        *((f"config: {', '.join(had)} from {where}",) if had else ()),
+        *((f"config: its next load takes {', '.join(later)} from {where}",) if later else ()),
+    )
 
 
 def wish_of(event: LoadRequested) -> PlanRequest:

@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 
 LONGEST_MOMENT = 40  # characters; no RFC 3339 text that is meant is longer
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST_US = (
+    datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH
+).days * 86_400_000_000  # a text in UTC has four digits
 
 
 def time_text(realtime_us: int) -> str:
@@ -43,6 +46,8 @@ def realtime_us(text: str) -> int:
     found = (passed.days * 86400 + passed.seconds) * 1_000_000 + passed.microseconds
     if found < 0:
         raise ValueError(f"{text!r} lies before 1970")
+    if found > _LATEST_US:
+        raise ValueError(f"{text!r} is out of range")
     return found
 
 

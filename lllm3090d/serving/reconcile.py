@@ -16,7 +16,7 @@ from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import CardReader
 from lllm3090d.serving.adoption import Found, Unadopted, is_dead, sort_units
-from lllm3090d.serving.drains import Drain, doors, taken_up
+from lllm3090d.serving.drains import Drain, doors, remove, taken_up
 from lllm3090d.serving.events import Event, UnitAdopted, UnitSeen, UnitVanished
 from lllm3090d.serving.foreign_units import ForeignUnits
 from lllm3090d.serving.history import History, now_text
@@ -305,5 +305,9 @@ class Reconciler:
         kept = {door for socket in kept for door in doors(socket)}
         for pattern in doors(Path("*.sock")):
             for path in directory.glob(str(pattern)):
-                if path not in kept:
-                    path.unlink(missing_ok=True)
+                if path in kept:
+                    continue
+                try:
+                    remove(path)
+                except OSError as error:
+                    log.warning("an old socket stays", extra={"path": path, "reason": str(error)})

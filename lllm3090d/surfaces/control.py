@@ -113,16 +113,23 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception as error:  # the edge: the client gets an answer, the journal the traceback
-        if (shortage := exhausted(error)) is not None:
-            return problem_response(shortage)
-        log.error("a request failed unexpectedly", exc_info=error, extra={"path": request.path})
-        return problem_response(
-            LlmError(
-                ErrorCode.INTERNAL,
-                f"the daemon made a mistake: {type(error).__name__}: {error}",
-                hint="Please report it with: journalctl --user-unit lllm3090d -n 50",
-            )
-        )
+        return problem_response(_unexpected(request, error))
+
+
+def _unexpected(request: web.Request, error: Exception) -> LlmError:
+    if (shortage := exhausted(error)) is not None:
+        return shortage
+    log.error("a request failed unexpectedly", exc_info=error, extra={"path": request.path})
+    return LlmError(
+        ErrorCode.INTERNAL,
+        f"the daemon made a mistake: {type(error).__name__}: {error}",
+        hint="Please report it with: journalctl --user-unit lllm3090d -n 50",
+    )
+
+
+def _problem_line(error: LlmError) -> bytes:
+    """A failure as the last line of a stream that has begun."""
+    return json.dumps({"problem": error.problem()}).encode() + b"\n"
 
 
 def _http_problem(request: web.Request, error: web.HTTPException) -> LlmError:
@@ -574,6 +581,10 @@ class ControlApi:
                     await response.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
         except LlmError as error:
             # The status has been sent; the last line tells.
-            await response.write(json.dumps({"problem": error.problem()}).encode() + b"\n")
+            await response.write(_problem_line(error))
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # the same edge as in problems(): there a second head would be sent
+            await response.write(_problem_line(_unexpected(request, error)))
         await response.write_eof()
         return response

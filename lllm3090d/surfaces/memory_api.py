@@ -16,6 +16,7 @@ from lllm3090d.serving.card_views import Scene, gpus_view
 from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.engine_logs import EngineLogs
 from lllm3090d.serving.explain_views import explain_view
+from lllm3090d.serving.extras import running_notes
 from lllm3090d.serving.fences import limits
 from lllm3090d.serving.journal import LINES_MAX
 from lllm3090d.serving.learnt import learnt_of
@@ -97,6 +98,12 @@ class MemoryApi:
             learnt,
             log_note=note,
             limits=limits(instance.control_group, [state.card for state in observation.cards]),
+            config_notes=running_notes(
+                instance.name,
+                instance.plan,
+                instance.record.asked,
+                daemon.scheduler.policy.models.get(instance.name),
+            ),
         )
 
     async def metrics(self, _: web.Request) -> web.Response:

@@ -168,8 +168,13 @@ def test_socket_activation(service: Service) -> None:
     socket_file = service.control_socket
     assert socket_file.stat().st_mode & 0o777 == 0o600
     assert socket_file.parent.stat().st_mode & 0o777 == 0o700
+    # A shell that completes a word asks for names, and starts nothing by that.
+    silent = service.ctl("--names", "models", check=False)
+    assert (silent.returncode, silent.stdout, silent.stderr) == (1, "", "")
     assert service.main_pid() == 0
     assert service.ctl_json("status")["pid"] == service.main_pid() > 0
+    models = [each["name"] for each in service.ctl_json("models")["models"]]
+    assert service.ctl("--names", "models").stdout.splitlines() == sorted(models)
 
 
 def test_a_second_daemon_is_refused(service: Service) -> None:

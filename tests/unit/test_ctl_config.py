@@ -1,4 +1,4 @@
-"""``lllm3090ctl config``: real files, the daemon's real rules, and no daemon; and what happens when others interfere."""
+"""``lllm3090ctl config``: real files, the daemon's real rules, no daemon; and what happens when others interfere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lllm3090ctl.config_apply import apply
 from lllm3090ctl.config_edit import editor
 from lllm3090ctl.config_file import NEW_SUFFIX, ConfigFile
 from lllm3090ctl.failures import Failure
-from lllm3090d.doctor.settings_report import schema
+from lllm3090d.doctor.settings_report import report, schema, used_file
 from lllm3090d.settings import SETTING_KEYS, load_settings
 from tests.fakes.control_server import ctl
 
@@ -40,21 +40,37 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made.write_text(MINE)
     made.chmod(0o640)
     monkeypatch.setenv("LLLM3090_CONFIG", str(made))
+    monkeypatch.setattr(config_check, "_output", output)
     return made
+
+
+def output(command: Sequence[str], stdin: int = -1) -> bytes:
+    """What the daemon's process would say, by the same rules, but in this one: a process takes a second.
+
+    Real processes are run in test_ctl_docs.py, and below.
+    """
+    named = command[command.index("--config") + 1] if "--config" in command else None
+    path = f"/proc/self/fd/{stdin}" if named == config_check.STDIN else named
+    told = report(Path(path) if path else None, used_file(None), "shell").model_dump_json()
+    return (told.replace(path, config_check.STDIN) if path and path != named else told).encode()
 
 
 def config(file: Path, *arguments: str) -> Result:
     return ctl(file.parent / "control.sock", "config", *arguments)
 
 
+def in_(directory: Path) -> list[str]:
+    return sorted(each.name for each in directory.iterdir())
+
+
 def problem(file: Path, *arguments: str) -> dict[str, Any]:
     """The problem of a command that fails, and leaves the file and its directory as they were."""
-    before, beside = file.read_bytes() if file.exists() else None, sorted(os.listdir(file.parent))
+    before, beside = file.read_bytes() if file.exists() else None, in_(file.parent)
     done = config(file, *arguments, "--json")
     told: dict[str, Any] = json.loads(done.stdout)
     assert done.exit_code == told["exit_status"] != 0
     assert (file.read_bytes() if file.exists() else None) == before
-    assert sorted(os.listdir(file.parent)) == beside
+    assert in_(file.parent) == beside
     return told
 
 
@@ -74,7 +90,7 @@ def test_set_get_and_unset(file: Path) -> None:
     assert file.read_text() == MINE
     again = config(file, "unset", "cache_type")
     assert (again.exit_code, "is as it was" in again.stdout) == (0, True)
-    assert os.listdir(file.parent) == [file.name]
+    assert in_(file.parent) == [file.name]
 
 
 def test_show_tells_where_values_are_from(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +120,10 @@ def test_show_tells_where_values_are_from(file: Path, monkeypatch: pytest.Monkey
     text = config(file, "show", "--changed").stdout
     assert all(key in text for key in ("drain_s", "batch_tokens", "aliases")) and "cache_type" not in text
     outranked = config(file, "set", "drain_s", "5")
-    assert "LLLM3090_DRAIN_S is set to 3" in outranked.stdout or "is as it was" not in outranked.stdout
+    assert (
+        "LLLM3090_DRAIN_S is set to 3.0 in the daemon's environment, and outranks the file"
+        in outranked.stdout
+    )
     assert "drain_s = 5" in file.read_text()
 
 
@@ -153,7 +172,7 @@ def test_a_link_is_followed_and_stays(file: Path, tmp_path: Path) -> None:
     file.symlink_to(os.path.relpath(target, file.parent))
     assert config(file, "set", "batch_tokens", "128").exit_code == 0
     assert file.is_symlink() and "batch_tokens = 128  # small" in target.read_text()
-    assert os.listdir(target.parent) == [target.name]
+    assert in_(target.parent) == [target.name]
 
 
 def test_a_new_file_is_ones_own(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +214,7 @@ def test_a_change_by_somebody_else_is_not_overwritten(file: Path) -> None:
             held.replace(b"batch_tokens = 64\n", raw)
     assert caught.value.problem["code"] == "config_changed"
     assert file.read_text() == "batch_tokens = 32\n"
-    assert os.listdir(file.parent) == [file.name]
+    assert in_(file.parent) == [file.name]
 
 
 def test_what_a_killed_run_left_is_in_nobodys_way(file: Path) -> None:
@@ -335,6 +354,19 @@ def test_when_changes_count_is_told(file: Path) -> None:
     said = " ".join(getattr(each, "text", "") for each in config_views.changes(after, changed, "reloaded"))
     assert "idle_ttl_of counts from now." in said
     assert "models counts from the next load of a model. Models that run keep" in said
+
+
+def test_a_real_process_says_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = b"batch_tokens = 1\n"
+    expected = config_check.check(), config_check.check_text(bad)
+    monkeypatch.undo()
+    monkeypatch.setenv("LLLM3090_CONFIG", str(file))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(file.parent / "run"))
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    told = config_check.check(), config_check.check_text(bad)
+    assert [each.problems for each in told] == [each.problems for each in expected]
+    assert [(each.file, each.exists, each.environment) for each in told] == [(str(file), True, "shell")] * 2
+    assert told[0].settings.keys() == expected[0].settings.keys()
 
 
 @pytest.mark.parametrize(

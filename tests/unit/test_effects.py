@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,22 +178,47 @@ def test_what_cannot_be_killed_is_stopped_all_the_same(
     assert "could not be killed" in caplog.text
 
 
+class Forgets(LostManager):
+    """One that remembers what it has reset."""
+
+    def __init__(self, *, lost_answers: int, started: bool) -> None:
+        super().__init__(lost_answers=lost_answers, started=started)
+        self.reset: list[str] = []
+
+    async def reset_failed(self, name: str) -> None:
+        self._answer()
+        self.reset.append(name)
+
+
 def test_nothing_of_a_run_is_left_behind(tmp_path: Path) -> None:
     """Whatever the name of its socket was, and though the bus does not answer at first."""
-    reset: list[str] = []
-
-    class Forgets(LostManager):
-        async def reset_failed(self, name: str) -> None:
-            self._answer()
-            reset.append(name)
-
-    socket = tmp_path / "x.sock"
-    for door in doors(socket):
-        door.touch()
-    forgetting = effects(Forgets(lost_answers=2, started=True), [])
-    asyncio.run(forgetting.forget(ForgetUnit(RUN, UNIT, socket)))
+    path = tmp_path / "x.sock"
+    for door in doors(path):
+        bound(door)
+    manager = Forgets(lost_answers=2, started=True)
+    forgetting = effects(manager, [], sockets_dir=tmp_path)
+    asyncio.run(forgetting.forget(ForgetUnit(RUN, UNIT, path)))
     assert list(tmp_path.iterdir()) == []
-    assert reset == [UNIT]
+    assert manager.reset == [UNIT]
+
+
+def test_what_a_unit_of_somebody_names_is_not_removed(tmp_path: Path) -> None:
+    """No socket, and one that is not in our directory: a unit that was made by hand may name any path."""
+    ours = tmp_path / "engines"
+    ours.mkdir()
+    file, control = ours / "file.sock", tmp_path / "control.sock"
+    file.write_text("precious")
+    bound(control)
+    forgetting = effects(Forgets(lost_answers=0, started=True), [], sockets_dir=ours)
+    for named in (file, control):
+        asyncio.run(forgetting.forget(ForgetUnit(RUN, UNIT, named)))
+    assert file.read_text() == "precious" and control.is_socket()
+
+
+def bound(path: Path) -> None:
+    """A socket that nobody listens on any more."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
 
 
 class SlowManager(LostManager):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,7 +170,9 @@ def test_at_start_each_unit_becomes_what_it_is(tmp_path: Path) -> None:
     scene = Scene(tmp_path, lost, odd, unit("c", name="gemma"), unit("d", "failed", name="gemma"))
     scene.results[lost.name] = Rebuilt(record("qwen", "a"))
     for name in ("odd", "orphan"):
-        (tmp_path / f"{name}.sock").touch()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(tmp_path / f"{name}.sock"))
+    (tmp_path / "directory.sock").mkdir()  # whoever put it there; it must not keep the daemon from starting
     scene.adopt()
     assert scene.states == {"qwen": S.LOADING, "gemma": S.LOADING}
     qwen = scene.world.get("qwen")
@@ -178,7 +181,7 @@ def test_at_start_each_unit_becomes_what_it_is(tmp_path: Path) -> None:
     assert names_of(scene) == [odd.name]
     assert scene.reset == [unit("d", name="gemma").name]
     # The socket of what is left alone is left alone too.
-    assert [path.name for path in tmp_path.iterdir()] == ["odd.sock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory.sock", "odd.sock"]
     assert any(
         "reconstructed from its command line: it carries no record" in each for each in scene.messages
     )

@@ -26,7 +26,7 @@ PROJECT = Path(__file__).parents[2]
 PACKAGING = PROJECT / "packaging"
 COMPLETIONS = PACKAGING / "completions"
 PAGES = sorted((PACKAGING / "man").iterdir())
-NAMES = wire.Names(names=("SmolLM2-135M", "my model's (1)", "qwen:27b", "qwen:9b"))
+NAMES = wire.Names(names=("SmolLM2-135M", "my model's (1)", "qwen:27b", "qwen:9b", 'a$b`c"d'))
 ROOT = tree()
 # Prints what would be offered for a line, whose words readline has split, one to a line.
 BASH = """
@@ -177,7 +177,7 @@ CASES = [
     ("lllm3090ctl load x --evi", ["--evict"]),
     ("lllm3090ctl load --slot-policy w", ["window"]),
     ("lllm3090ctl --socket SOCKET load Sm", ["SmolLM2-135M"]),
-    ("lllm3090ctl --socket=SOCKET unload Sm", ["SmolLM2-135M"]),
+    ("lllm3090ctl --socket=SOCKET unload sm", ["SmolLM2-135M"]),
     ("lllm3090ctl --socket SOCKET load --context 4096 Sm", ["SmolLM2-135M"]),
     ("lllm3090ctl --socket SOCKET claude --model Sm", ["SmolLM2-135M"]),
     ("lllm3090ctl --socket SOCKET load x Sm", []),
@@ -203,9 +203,10 @@ def test_bash_completes(tmp_path: Path, line: str, offered: list[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
+        ('load "a$', [r"a\$b\`c\"d"]),
         ("load qwen:2", ["27b"]),  # only what stands behind the colon is replaced
         ("load my", [r"my\ model\'s\ \(1\)"]),
-        ("load 'my", ["my model's (1)"]),
+        ("load 'my", [r"my model'\''s (1)"]),
         ('load "my', ["my model's (1)"]),
         ("load --slot-policy=w", ["window"]),
         ("load --slot-policy=", ["balanced", "window"]),
@@ -270,7 +271,7 @@ def test_zsh_completes(tmp_path: Path) -> None:
         "lllm3090ctl load x --evi": "--evict ",
         "lllm3090ctl load --slot-policy=w": "--slot-policy=window ",
         "lllm3090ctl --socket SOCKET load Sm": "SmolLM2-135M ",
-        "lllm3090ctl --socket=SOCKET unload Sm": "SmolLM2-135M ",
+        "lllm3090ctl --socket=SOCKET unload sm": "SmolLM2-135M ",
         "lllm3090ctl --socket SOCKET load x -- a-f": "a-file ",
         "lllm3090ctl --socket SOCKET inspect Sm": "SmolLM2-135M ",
         "lllm3090ctl run x -- lllm3090ct": "lllm3090ctl ",

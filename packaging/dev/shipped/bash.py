@@ -7,17 +7,21 @@ from collections.abc import Iterable, Iterator
 
 from shipped.tree import NAMES, Argument, Command, Source, Values
 
-HEAD = """\
-# bash completion of lllm3090ctl. Made from its commands by: make generated
+HEAD = r"""# bash completion of lllm3090ctl. Made from its commands by: make generated
 
-# The names of a kind that begin with what was typed, or nothing where the daemon does not run.
+# The names of a kind that begin with what was typed, in whatever case, or nothing where the daemon does not run.
 _lllm3090ctl_names() {
-  local name typed=${current//\\\\/} quote=
-  case $current in [\\"\\']*) quote=${current:0:1} typed=${current:1} ;; esac
+  local name typed=${current//\\/} quote=''
+  case $current in [\"\']*) quote=${current:0:1} typed=${current:1} ;; esac
   while IFS= read -r name; do
-    [[ $name == "$typed"* ]] || continue
-    # In quotes that are open already a name stands as it is.
-    [[ -n $quote ]] || printf -v name %q "$name"
+    [[ ${name,,} == "${typed,,}"* ]] || continue
+    # In quotes that are open already, only what would end them is different.
+    # shellcheck disable=SC2001 # what & means in a replacement depends on the release of bash
+    case $quote in
+      "'") name=${name//\'/\'\\\'\'} ;;
+      '"') name=$(sed 's/[\\"$`]/\\&/g' <<<"$name") ;;
+      *) printf -v name %q "$name" ;;
+    esac
     COMPREPLY+=("$name")
   done < <("$program" --names "$1" ${socket:+"$socket"} 2>/dev/null)
 }
@@ -46,10 +50,10 @@ _lllm3090ctl_words() {
 }
 
 """
-TAIL = """
+TAIL = r"""
 _lllm3090ctl() {
-  local program=${1/#\\~/$HOME} socket= current previous= path= commands= options= passes_on= places=()
-  local words=() rest=$COMP_LINE before word index position=0 dashes=0 program_at=0 value=0 prefix= reply
+  local program=${1/#\~/$HOME} socket='' current previous='' path='' commands='' options='' passes_on='' places=()
+  local words=() rest=$COMP_LINE before word index position=0 dashes=0 program_at=0 value=0 prefix=''
   COMPREPLY=()
   # What readline splits at = and : is put together again.
   for ((index = 0; index <= COMP_CWORD; index++)); do
@@ -98,7 +102,7 @@ _lllm3090ctl() {
     [[ $COMP_WORDBREAKS == *=* ]] || prefix=$previous=
   fi
   # A tilde and variables are expanded by the shell only when the command runs.
-  socket=${socket/#\\~/$HOME}
+  socket=${socket/#\~/$HOME}
   if ((value)); then
     _lllm3090ctl_value "$path" "$previous"
   elif ((dashes == 0)) && [[ $current == -* ]]; then
@@ -121,7 +125,7 @@ _lllm3090ctl() {
   # Only what stands behind the last : is replaced.
   if [[ $current == *:* && $COMP_WORDBREAKS == *:* ]]; then
     before=${current%"${current##*:}"}
-    for index in "${!COMPREPLY[@]}"; do COMPREPLY[index]=${COMPREPLY[index]#"$before"}; done
+    for index in "${!COMPREPLY[@]}"; do COMPREPLY[index]=${COMPREPLY[index]:${#before}}; done
   fi
   if [[ -n $prefix ]]; then
     for index in "${!COMPREPLY[@]}"; do COMPREPLY[index]=$prefix${COMPREPLY[index]}; done
@@ -142,7 +146,7 @@ def script(root: Command, valued: Iterable[str]) -> str:
 def _tables(root: Command) -> Iterator[str]:
     yield "# What can stand behind a command: options, and commands below it or arguments."
     yield "_lllm3090ctl_at() {"
-    yield "  commands= options= passes_on= places=()"
+    yield "  commands='' options='' passes_on='' places=()"
     yield "  case $1 in"
     for each in root.every():
         yield f"    {shlex.quote(each.key)})"

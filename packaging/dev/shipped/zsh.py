@@ -16,7 +16,8 @@ _lllm3090ctl_names() {
   local -a names
   argv[-1]=()
   names=(${(f)"$(${(Q)~program} --names $kind ${socket:+${~socket}} 2>/dev/null)"})
-  (( $#names )) && compadd "$@" -a names
+  # In whatever case.
+  (( $#names )) && compadd -M 'm:{[:lower:][:upper:]}={[:upper:][:lower:]}' "$@" -a names
 }
 
 # Files, where a double dash stands before.
