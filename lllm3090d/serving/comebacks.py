@@ -1,7 +1,7 @@
 """Models that ended by themselves and are wanted: when each is started again, and which stays down. Pure.
 
 Wanted is what served once, or what was found when the daemon came back. A load that never came up was told to whoever
-asked for it, and is theirs to repeat.
+asked for it, and is theirs to repeat. What runs in a unit that nobody here has loaded is its starter's to start again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ class Comebacks:
         """
         policy, now = self._policy(), self._clock()
         wanted = instance.ready_since_s is not None or instance.attempt > 0 or _is_found(instance)
-        if policy is None or not wanted or instance.failure is None or instance.record.asked is None:
+        if (
+            policy is None
+            or not (wanted and instance.is_known)
+            or instance.failure is None
+            or instance.record.asked is None
+        ):
             return None
         # What hung has served until it got nowhere any more.
         hung_s = 0.0 if instance.stall is None else instance.stall.idle_s

@@ -270,11 +270,11 @@ class Daemon:
         await self.look_for_desktop()
         released, pinned = await asyncio.to_thread(self._held)
         self.scheduler.released = released
-        await self._reconcile.adopt(self._apply, pinned)
-        # Before anybody can pin anything.
-        await self._keep_only(frozenset(each.run for each in self.scheduler.instances))
         # Before the writer: what comes of a unit that has failed depends on what came before.
         remembered = await asyncio.to_thread(self._wanted_store.remembered)
+        await self._reconcile.adopt(self._apply, pinned, {each.name: each.run for each in remembered.wants})
+        # Before anybody can pin anything.
+        await self._keep_only(frozenset(each.run for each in self.scheduler.instances))
         asleep = {each.name for each in await asyncio.to_thread(self._sleep_store.kept)}
         # A unit that nobody understands runs on, whatever was known of its model.
         left_alone = frozenset(self.foreign_units.names)
@@ -780,6 +780,8 @@ class Daemon:
             for effect in self.scheduler.handle(event, observation):
                 self._perform(effect)
         self.wanted.follow()  # before any of what was spawned has begun
+        if freed := self._reconcile.freed():
+            self._spawn(self._reconcile.look_at_all(freed))
         self._watching.arm()
         self.on_event()
 

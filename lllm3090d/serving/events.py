@@ -376,6 +376,7 @@ class UnitAdopted:
     drain: Drain | None = None  # it was being drained for an unload when the daemon before ended
     reconstructed: str = ""  # why its own record was not used; empty where it was
     file_note: str = ""  # how its files differ from those that it was loaded from; empty where they do not
+    is_known: bool = True  # somebody loaded it here: its own record says so, or its launch is remembered
 
 
 Event = (

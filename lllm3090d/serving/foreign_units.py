@@ -29,12 +29,14 @@ class ForeignUnit:
         why: why it is no instance, as the end of a sentence about it.
         since: when it was found.
         status: what systemd said of it last.
+        behind: the unit that stands in its way; empty where none does.
     """
 
     name: str
     why: str
     since: str
     status: UnitStatus
+    behind: str = ""
 
     @property
     def processes(self) -> RunProcesses:
@@ -88,8 +90,17 @@ class ForeignUnits:
             self._units.pop(name, None)
             return False
         known = self._units.get(name)
-        self._units[name] = ForeignUnit(name, unit.why, known.since if known else now, unit.status)
+        self._units[name] = ForeignUnit(
+            name, unit.why, known.since if known else now, unit.status, unit.behind
+        )
         return known is None or known.why != unit.why
+
+    def freed(self, is_there: Callable[[str], bool]) -> tuple[str, ...]:
+        """Names of those that nothing stands in the way of any more; each is given once."""
+        found = [each for each in self._units.values() if each.behind and not is_there(each.behind)]
+        for each in found:
+            self._units[each.name] = replace(each, behind="")
+        return tuple(each.name for each in found)
 
     def seen(self, status: UnitStatus) -> bool:
         """What systemd says of a unit now; whether it was shown and has ended."""

@@ -222,6 +222,8 @@ class Lives:
             control_group=status.control_group or None,
             found_unit=status.name,
             reconstructed=event.reconstructed,
+            # What failed and was to be started again is wanted, whoever has done so.
+            is_known=event.is_known or (known is not None and bool(known.next_attempt)),
             file_note=event.file_note,
         )
         self._instances[record.name] = instance

@@ -43,7 +43,7 @@ from lllm3090d.serving.empty_card import (
 from lllm3090d.serving.engine_check import Asked, EngineChecks
 from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import holders
-from lllm3090d.serving.extras import asked_of, extra_of, section_note
+from lllm3090d.serving.extras import asked_of, extra_of, section_note, with_section
 from lllm3090d.serving.fitting import card_name, cards_of, cards_of_plan, room_for, usable_cards
 from lllm3090d.serving.instance import ENDED
 from lllm3090d.serving.launch_remedies import headless
@@ -279,7 +279,8 @@ class Previews:
         card = self._card(body, self._machine(observation, engine))
         host = HostMemoryReader().read()
         room = max(0, host.total_bytes - host_reserve_bytes(host.total_bytes))
-        extra, request, given_notes = NOTHING, plan_request(body), tuple[str, ...]()
+        extra, given_notes = NOTHING, tuple[str, ...]()
+        request = with_section(plan_request(body), policy.models.get(model.checkpoint.name))
         if not isinstance(engine, LlmError):
             event = _event(body, model, engine)
             extra = extra_of(event, policy.extra_arguments)

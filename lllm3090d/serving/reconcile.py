@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.readings import CardReader
-from lllm3090d.serving.adoption import Found, Unadopted, is_dead, sort_units
+from lllm3090d.serving.adoption import Found, Unadopted, behind, is_dead, same_launch, sort_units
+from lllm3090d.serving.adoption_check import check
 from lllm3090d.serving.drains import Drain, doors, remove, taken_up
 from lllm3090d.serving.events import Event, UnitAdopted, UnitSeen, UnitVanished
 from lllm3090d.serving.foreign_units import ForeignUnits
@@ -25,6 +28,7 @@ from lllm3090d.serving.measure import observe
 from lllm3090d.serving.model_files import file_notes
 from lllm3090d.serving.observation import RunProcesses
 from lllm3090d.serving.peaks import Peaks
+from lllm3090d.serving.plausible import NOT_UNDERSTOOD, why
 from lllm3090d.serving.readiness import Health, health
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_reader import UnitReader
@@ -77,30 +81,42 @@ class Reconciler:
         # Units whose end was told since they were listed last: what was read of them before is old.
         self._ended: set[str] = set()
 
-    async def adopt(self, apply: Callable[[Event], None], pinned: frozenset[str] = frozenset()) -> None:
+    async def adopt(
+        self,
+        apply: Callable[[Event], None],
+        pinned: frozenset[str] = frozenset(),
+        wanted: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Take over the units that were found at start; apply carries out each event at once.
 
         Args:
             apply: carries out an event.
             pinned: runs that are never evicted.
+            wanted: models that are remembered as wanted, each with its last launch.
 
         Raises:
             LlmError: BUS_UNAVAILABLE.
         """
         self._ended.clear()
         statuses = await self._manager.list()
-        findings = sort_units(statuses, await self._units.rebuild(statuses))
-        for event in await self._adoptions(findings.adopt, pinned):
+        known = pinned | {run for run in wanted.values() if run}
+        findings = sort_units(statuses, await self._units.rebuild(statuses), known)
+        found = [
+            replace(each, is_known=each.is_known or each.record.name in wanted) for each in findings.adopt
+        ]
+        events, odd = await self._adoptions(found, pinned)
+        for event in events:
             apply(event)
         for found in findings.forget:
             log.warning(
                 "a dead unit of a model that runs again is forgotten", extra={"unit": found.status.name}
             )
             await self._manager.reset_failed(found.status.name)
-        self._leave_alone(each for each in findings.strangers if each.status.name not in self._ended)
+        left = (*findings.strangers, *odd)
+        self._leave_alone(each for each in left if each.status.name not in self._ended)
         self._sweep_sockets()
-        if findings.adopt:
-            units = "1 unit" if len(findings.adopt) == 1 else f"{len(findings.adopt)} units"
+        if events:
+            units = "1 unit" if len(events) == 1 else f"{len(events)} units"
             self._history.add(EventKind.RECONCILED, message=f"adopted {units}")
 
     async def compare(self) -> None:
@@ -159,15 +175,26 @@ class Reconciler:
 
     async def look_at(self, unit: str) -> None:
         """A unit has turned up that nobody here has started."""
-        self._looking.add(unit)
+        await self.look_at_all((unit,))
+
+    async def look_at_all(self, units: Sequence[str]) -> None:
+        """Units that nobody here has started have turned up, or may be understood now."""
+        self._looking.update(units)
         try:
-            status = await self._manager.status(unit)
-            if status is not None:
-                await self._take_in((status,))
+            found = [await self._manager.status(unit) for unit in units]
+            await self._take_in([status for status in found if status is not None])
         except LlmError as error:
-            log.warning("a unit cannot be looked at", extra={"unit": unit, "reason": error.message})
+            log.warning("units cannot be looked at", extra={"units": units, "reason": error.message})
         finally:
-            self._looking.discard(unit)
+            self._looking.difference_update(units)
+
+    def freed(self) -> tuple[str, ...]:
+        """Foreign units that an instance stood in the way of, which has ended; each is given once."""
+        return self._foreign.freed(self._is_there)
+
+    def _is_there(self, unit: str) -> bool:
+        instance = self._scheduler.by_unit(unit)
+        return instance.state not in ENDED if instance is not None else unit in self._foreign
 
     # --- what nobody here has started -------------------------------------------------------------------------------
 
@@ -184,14 +211,16 @@ class Reconciler:
             other = self._scheduler.instance(found.record.name)
             twin = self._scheduler.by_run(found.record.run)
             if other is not None and other.state not in ENDED:
-                taken.append(Unadopted(found.status, f"{other.name} runs in {other.unit} too"))
+                taken.append(behind(found.status, other.name, other.unit))
             elif twin is not None and twin is not other:
-                taken.append(Unadopted(found.status, f"another unit is the launch {twin.run} too"))
+                taken.append(same_launch(found.status, twin.run, twin.unit))
             else:
                 free.append(found)
         # A signal may have told of an end while all that was read.
         self._leave_alone(each for each in taken if each.status.name in self._foreign)
-        for event in await self._adoptions([each for each in free if each.status.name in self._foreign]):
+        events, odd = await self._adoptions([each for each in free if each.status.name in self._foreign])
+        self._leave_alone(each for each in odd if each.status.name in self._foreign)
+        for event in events:
             self._submit(event)
             # The signal of its end may have come before anybody knew it; after this one, none is missed.
             now = await self._manager.status(event.status.name)
@@ -208,40 +237,55 @@ class Reconciler:
 
     async def _adoptions(
         self, units: Sequence[Found], pinned: frozenset[str] = frozenset()
-    ) -> list[UnitAdopted]:
-        """The events by which units become instances."""
+    ) -> tuple[list[UnitAdopted], list[Unadopted]]:
+        """The events by which units become instances, and units of which nothing can be made."""
         if not units:
-            return []
-        drains = {found.record.run: self._drain_of(found) for found in units}
-        healths = await asyncio.gather(*(self._is_healthy(found) for found in units))
-        notes = await file_notes(units)
+            return [], []
         measured = self._measured(units)
-        events = []
-        for found, healthy in zip(units, healths, strict=True):
-            run = found.record.run
-            shares = found.record.shares(self._readers[0].card.uuid)
-            events.append(
-                UnitAdopted(
-                    found.status,
-                    found.record,
-                    healthy,
-                    shares,
-                    measured[run],
-                    pinned=run in pinned,
-                    reconstructed=found.reconstructed,
-                    file_note=notes.get(run, ""),
-                    drain=drains[run],
-                )
-            )
+        work = (
+            self._adoption(found, found.record.run in pinned, measured[found.record.run]) for found in units
+        )
+        events: list[UnitAdopted] = []
+        odd: list[Unadopted] = []
+        for found, made in zip(units, await asyncio.gather(*work), strict=True):
+            if isinstance(made, Unadopted):
+                odd.append(made)
+                continue
+            events.append(made)
             if found.reconstructed:
                 self._tell(
                     f"{found.status.name} is adopted as {found.record.name}, reconstructed from its command line:"
                     f" {found.reconstructed}",
                     found,
                 )
-            if run in notes:
-                self._tell(notes[run], found)
-        return events
+            if made.file_note:
+                self._tell(made.file_note, found)
+        return events, odd
+
+    async def _adoption(
+        self, found: Found, is_pinned: bool, held: Mapping[str, int]
+    ) -> UnitAdopted | Unadopted:
+        """What becomes of one unit: whatever is wrong with it is its own trouble, and nobody else's."""
+        try:
+            drain = self._drain_of(found)
+            healthy, notes = await asyncio.gather(self._is_healthy(found), file_notes((found,)))
+            event = UnitAdopted(
+                found.status,
+                found.record,
+                healthy,
+                found.record.shares(self._readers[0].card.uuid),
+                held,
+                pinned=is_pinned,
+                reconstructed=found.reconstructed,
+                file_note=notes.get(found.record.run, ""),
+                drain=drain,
+                is_known=found.is_known,
+            )
+            check(event)
+        except NOT_UNDERSTOOD as error:
+            log.warning("a unit cannot be adopted", extra={"unit": found.status.name}, exc_info=error)
+            return Unadopted(found.status, f"it cannot be adopted: {why(error)}")
+        return event
 
     def _drain_of(self, found: Found) -> Drain | None:
         """The drain that a daemon before this one has left."""

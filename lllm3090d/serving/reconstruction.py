@@ -33,7 +33,7 @@ from lllm3090d.planning.stretch import Stretch
 from lllm3090d.serving.launching import shares_of
 from lllm3090d.serving.ledger import Share
 from lllm3090d.serving.observation import HOST
-from lllm3090d.serving.unit_spec import RUN_VARIABLE, UNIT_PREFIX, Record, unit_name
+from lllm3090d.serving.unit_spec import MOST_NAME_CHARACTERS, RUN_VARIABLE, UNIT_PREFIX, Record, unit_name
 
 SOCKET_SUFFIX = ".sock"
 # By which the two drivers that take UUIDs are kept to cards.
@@ -43,6 +43,7 @@ OWN_OPTIONS = (
     "--jinja", "--no-ui", "--no-webui", "--load-mode", "--mmap", "--no-mmap",
     "--reasoning-effort-allow", "--reasoning-effort-fallback", "--reasoning-max-tokens-floor",
 )  # fmt: skip
+MOST_FACTOR = 1_000_000.0
 NOTE = "read back from its command line"
 
 
@@ -119,13 +120,16 @@ def command_of(status: UnitStatus, capabilities: Capabilities) -> Command:
         raise NotUnderstoodError("its command line names no model file by a whole path")
     if host is None or not host.startswith("/") or not host.endswith(SOCKET_SUFFIX):
         raise NotUnderstoodError("it does not listen on a Unix socket")
+    alias = (line.text("--alias") or "").split(",")[0].strip() or Path(model).stem
+    if len(alias) > MOST_NAME_CHARACTERS:
+        raise NotUnderstoodError(f"its model's name has more than {MOST_NAME_CHARACTERS} characters")
     drafter, projector = line.text("--model-draft", "--spec-draft-model"), line.text("--mmproj")
     return Command(
         server=server,
         line=line,
         socket=Path(host),
         model=Path(model),
-        alias=(line.text("--alias") or "").split(",")[0].strip() or Path(model).stem,
+        alias=alias,
         drafter=Path(drafter) if drafter else None,
         projector=Path(projector) if projector else None,
     )
@@ -310,6 +314,8 @@ def _stretch(rope: RopeArguments | None, facts: CheckpointFacts, stream_cells: i
     if rope is None or rope.scaling is RopeScaling.NONE or not rope.factor:
         return None
     original = rope.original_tokens or facts.trained_context_tokens
+    if not (0 < rope.factor <= MOST_FACTOR and original > 0):
+        raise NotUnderstoodError(f"its positions are stretched by {rope.factor:g}, as nobody can")
     window = (
         int(original * rope.factor) if rope.scaling is RopeScaling.YARN else facts.trained_context_tokens
     )

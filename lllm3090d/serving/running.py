@@ -37,6 +37,8 @@ class Instance:
     found_unit: str | None = None
     # Why its record was made from its command line; empty where it is its own.
     reconstructed: str = ""
+    # Somebody loaded it here; else it was found, and nothing but its command line tells of it.
+    is_known: bool = True
     # What is to be said of the files that it was loaded from; empty where they are as they were.
     file_note: str = ""
     invocation_id: str | None = None

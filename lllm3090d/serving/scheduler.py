@@ -287,6 +287,7 @@ class Scheduler(Stalling):
             current.leases.add(event.token)
         if event.pinned:
             self._pin(current, pinned=True)
+        current.is_known = True
         if current.state in SERVING:
             self._used(current)
             self._do(LoadDone(event.token, current.run))

@@ -7,14 +7,16 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.instance import ON_THE_WAY_UP, SERVING
 from lllm3090d.serving.observation import HOST
 from lllm3090d.serving.plan_requests import LoadWish
+from lllm3090d.serving.plausible import read_row
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.scheduler import Scheduler
+from lllm3090d.serving.unit_spec import MOST_NAME_CHARACTERS
 from lllm3090d.store import Store
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class Sleeper(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
-    name: str
+    name: str = Field(min_length=1, max_length=MOST_NAME_CHARACTERS)
     run: str
     request: PlanRequest
     arguments: tuple[str, ...] = ()
@@ -146,8 +148,8 @@ class SleepStore:
         found = []
         for (body,) in self._store().rows(query, (boot,)):
             try:
-                found.append(Sleeper.model_validate_json(body))
-            except ValidationError as error:  # by another release
+                found.append(read_row(Sleeper, body))
+            except ValueError as error:  # by another release, or by somebody else
                 log.warning(
                     "a model that was unloaded for a sleep is not understood", extra={"why": str(error)}
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lllm3090d.bus.unit_status import UnitStatus
@@ -19,6 +20,7 @@ from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.launch import PlanPolicy
 from lllm3090d.serving.adoption import Rebuilt, lacking
 from lllm3090d.serving.lookup import Lookup
+from lllm3090d.serving.plausible import NOT_UNDERSTOOD, round_trip, why
 from lllm3090d.serving.reconstruction import (
     Command,
     NotUnderstoodError,
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # An engine that is asked for the first time needs a second or two; a dead network mount never answers.
 READING_TIME_S = 10.0
+MOST_AT_ONCE = 4
 TOO_SLOW = f"what it runs could not be read within {READING_TIME_S:g} s"
 
 
@@ -57,9 +60,16 @@ class UnitReader:
         units = [status for status in statuses if lacking(status)]
         if not units:
             return {}
-        work = {asyncio.create_task(asyncio.to_thread(self.read, status)): status.name for status in units}
-        done, _ = await asyncio.wait(work, timeout=READING_TIME_S)
-        # A thread that hangs on a disk cannot be ended; nobody waits for it.
+        # Threads of their own: engines that hang must not hold up what else needs a thread, and few at once, since
+        # each asks an engine with processes of its own.
+        pool = ThreadPoolExecutor(MOST_AT_ONCE, "units")
+        loop = asyncio.get_running_loop()
+        work = {loop.run_in_executor(pool, self.read, status): status.name for status in units}
+        try:
+            done, _ = await asyncio.wait(work, timeout=READING_TIME_S)
+        finally:
+            # A thread that hangs on a disk cannot be ended; nobody waits for it.
+            pool.shutdown(wait=False, cancel_futures=True)
         return {
             name: task.result() if task in done else Rebuilt(None, TOO_SLOW) for task, name in work.items()
         }
@@ -72,6 +82,9 @@ class UnitReader:
             return Rebuilt(None, str(error))
         except LlmError as error:
             return Rebuilt(None, error.message)
+        except NOT_UNDERSTOOD as error:
+            log.warning("a unit is not understood", extra={"unit": status.name}, exc_info=error)
+            return Rebuilt(None, f"its command line cannot be taken: {why(error)}")
 
     def _record(self, status: UnitStatus) -> Record:
         capabilities = self._capabilities(server_of(status))
@@ -80,7 +93,7 @@ class UnitReader:
         reading = read_command_line(
             status.argv[1:], capabilities, served.facts, environment=status.variables, drafter=drafter
         )
-        return rebuilt_record(
+        record = rebuilt_record(
             status,
             command=command,
             reading=reading,
@@ -89,6 +102,8 @@ class UnitReader:
             cards=self._cards(),
             policy=self._policy(),
         )
+        round_trip(record)
+        return record
 
     def _capabilities(self, server: Path) -> Capabilities:
         """Of the unit's engine; where that has been removed since, those of the one that comes next."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.engines.arguments import Launch as EngineLaunch
@@ -32,6 +32,7 @@ from lllm3090d.serving.hardening import HARDENING
 from lllm3090d.serving.ledger import Share
 from lllm3090d.serving.log_files import log_file
 from lllm3090d.serving.observation import HOST
+from lllm3090d.serving.plausible import MOST, oddity
 
 if TYPE_CHECKING:  # the table of signatures needs GLib; what is said here does not
     from lllm3090d.bus.properties import PropertyValue
@@ -55,10 +56,23 @@ MEMORY_MAX_SLACK_FRACTION = 0.10
 
 
 # A record is what a stranger may have written: figures that no launch has must not become a reservation or an error.
-MOST_BYTES = 1 << 50
+MOST_BYTES = MOST
 MOST_TOKENS = (1 << 31) - 1
+# As the API takes them, and as names of files are.
+MOST_NAME_CHARACTERS = 255
+MOST_PATH_BYTES = 4095
 Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 PositiveTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+
+
+def _whole(path: Path) -> Path:
+    """A path that means the same wherever it is used."""
+    if not path.is_absolute() or len(os.fsencode(path)) > MOST_PATH_BYTES:
+        raise ValueError("it is no absolute path of a file")
+    return path
+
+
+WholePath = Annotated[Path, AfterValidator(_whole)]
 
 
 class RecordItem(BaseModel):
@@ -103,6 +117,12 @@ class LaunchRecord(BaseModel):
         ShareRecord, ...
     ] = ()  # of each memory; empty in records of older releases: all on one card
 
+    @model_validator(mode="after")
+    def _holds_each_memory_once(self) -> LaunchRecord:
+        if len({each.where for each in self.shares}) < len(self.shares):
+            raise ValueError("two shares of one memory")
+        return self
+
     @classmethod
     def of(cls, plan: Plan, asked: PlanRequest | None = None, shares: Sequence[Share] = ()) -> LaunchRecord:
         """Of a plan, of what the load asked for, and of what it takes of each memory."""
@@ -136,15 +156,15 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
     schema_version: Literal[1] = RECORD_SCHEMA
     minor: int = Field(default=0, ge=0)  # 0 in records of releases that did not write it
-    run: str
-    name: str
-    path: Path
-    shards: tuple[Path, ...]
-    size_bytes: int
-    socket: Path
+    run: str = Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_-]+$")
+    name: str = Field(min_length=1, max_length=MOST_NAME_CHARACTERS)
+    path: WholePath
+    shards: tuple[WholePath, ...]
+    size_bytes: int = Field(ge=0, le=MOST_BYTES)
+    socket: WholePath
     context_tokens: PositiveTokens
     parallel: int = Field(ge=1, le=MAX_SLOTS)
-    window_tokens: int
+    window_tokens: Tokens
     cache_type_k: CacheType
     cache_type_v: CacheType
     batch_tokens: PositiveTokens
@@ -158,6 +178,12 @@ class Record(BaseModel):
     engine_server: str | None = None  # path of the executable; None in records of older releases
     launch: LaunchRecord | None = None  # what the fields above leave out; None in records of older releases
     arguments: tuple[str, ...] = ()  # further ones of a person that were handed to the engine
+
+    @model_validator(mode="after")
+    def _holds_nothing_odd(self) -> Record:
+        if odd := oddity(self):
+            raise ValueError(f"it holds {odd}")
+        return self
 
     @classmethod
     def of(

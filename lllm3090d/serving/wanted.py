@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.request import PlanRequest
@@ -21,9 +21,12 @@ from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.restarts import End
 from lllm3090d.serving.running import Evicted, Instance
 from lllm3090d.serving.sleep_set import asked_for
-from lllm3090d.serving.unit_spec import Record
+from lllm3090d.serving.unit_spec import MOST_NAME_CHARACTERS, Record
 
 S = InstanceState
+MOST_ATTEMPTS = 1_000_000
+# Of a problem's details: what an error is made with by itself.
+OWN_WORDS = frozenset({"self", "code", "message", "hint"})
 
 
 class Lot(enum.StrEnum):
@@ -60,19 +63,19 @@ class Want(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
-    name: str
+    name: str = Field(min_length=1, max_length=MOST_NAME_CHARACTERS)
     lot: Lot
     run: str = ""
     request: PlanRequest = PlanRequest()
     arguments: tuple[str, ...] = ()
     card: str | None = None
-    least_context_tokens: int | None = None
+    least_context_tokens: int | None = Field(default=None, ge=1)
     pinned: bool = False
     evicted_for: str | None = None
     record: Record | None = None
     ends: tuple[End, ...] = ()
     retry_at_s: float | None = None
-    next_attempt: int = 0
+    next_attempt: int = Field(default=0, ge=0, le=MOST_ATTEMPTS)
     latch_reason: str = ""
     way_out: str = ""
     problem: dict[str, Any] | None = None
@@ -184,6 +187,8 @@ def _absent(want: Want | None, scene: Scene) -> Want | None:
 
 def _present(want: Want | None, instance: Instance, scene: Scene) -> Want | None:
     state = instance.state
+    if want is None and not instance.is_known:
+        return None  # nobody here has loaded it
     if state in SERVING or state is S.LOADING:
         return _of(want, instance, Lot.UP, scene)
     if state in ON_THE_WAY_UP:
@@ -360,13 +365,14 @@ def _due(want: Want) -> Want:
 
 def failure_of(want: Want) -> LlmError | None:
     """Why it failed, from its problem document; None where it has none, or one that cannot be understood."""
-    told = want.problem
-    if told is None or told.get("code") not in set(ErrorCode):
+    told = want.problem or {}
+    code, hint, details = told.get("code"), told.get("hint"), told.get("details")
+    if not isinstance(code, str) or code not in set(ErrorCode):
         return None
-    hint, details = told.get("hint"), told.get("details")
+    kept = details if isinstance(details, dict) else {}
     return LlmError(
-        ErrorCode(told["code"]),
+        ErrorCode(code),
         str(told.get("detail", "")),
         hint=hint if isinstance(hint, str) else None,
-        **(details if isinstance(details, dict) else {}),
+        **{key: value for key, value in kept.items() if key not in OWN_WORDS},
     )

@@ -7,10 +7,12 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.request import PlanRequest
+from lllm3090d.serving.plausible import read_row
+from lllm3090d.serving.unit_spec import MOST_NAME_CHARACTERS
 from lllm3090d.serving.wanted import Life, Lot, Want
 from lllm3090d.store import Store
 
@@ -29,7 +31,7 @@ class Mark(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
-    name: str
+    name: str = Field(min_length=1, max_length=MOST_NAME_CHARACTERS)
     request: PlanRequest = PlanRequest()
     arguments: tuple[str, ...] = ()
     card: str | None = None
@@ -70,11 +72,11 @@ class WantedStore:
         store = self._store()
         lives = store.rows("SELECT boot, session, ended FROM wanted_life")
         life = Life(str(lives[0][0]), str(lives[0][1]), bool(lives[0][2])) if lives else None
-        wants = []
-        for (body,) in store.rows("SELECT body FROM wanted ORDER BY position"):
+        wants: list[Want] = []
+        for name, body in store.rows("SELECT name, body FROM wanted ORDER BY position"):
             try:
-                wants.append(Want.model_validate_json(body))
-            except ValidationError as error:  # by another release
+                wants.append(_want(name, body, wants))
+            except ValueError as error:  # by another release, or by somebody else
                 log.warning("a wanted model is not understood, and forgotten", extra={"why": str(error)})
         return Remembered(life, tuple(wants))
 
@@ -101,10 +103,13 @@ class WantedStore:
     def marks(self) -> tuple[Mark, ...]:
         """Those made by command, the oldest first; none where they cannot be read."""
         marks = []
-        for (body,) in self._store().rows("SELECT body FROM autoload ORDER BY position"):
+        for name, body in self._store().rows("SELECT name, body FROM autoload ORDER BY position"):
             try:
-                marks.append(Mark.model_validate_json(body))
-            except ValidationError as error:  # by another release
+                mark = read_row(Mark, body)
+                if mark.name != name:
+                    raise ValueError("it is another model's")
+                marks.append(mark)
+            except ValueError as error:  # by another release, or by somebody else
                 log.warning("a mark of autoload is not understood, and ignored", extra={"why": str(error)})
         return tuple(marks)
 
@@ -144,6 +149,19 @@ class WantedStore:
     def _must(problem: LlmError | None) -> None:
         if problem is not None:
             raise problem
+
+
+def _want(name: object, body: object, before: Iterable[Want]) -> Want:
+    """A row of the set, after those before it. Raises ValueError where it contradicts itself or one of those."""
+    want = read_row(Want, body)
+    if want.name != name:
+        raise ValueError("it is another model's")
+    if want.record is not None and (want.record.name, want.record.run) != (want.name, want.run):
+        raise ValueError("its record is that of another launch")
+    for other in before:
+        if other.name == want.name or (want.run and other.run == want.run):
+            raise ValueError(f"{other.name} is that launch already")
+    return want
 
 
 def _write_life(connection: sqlite3.Connection, life: Life) -> None:

@@ -296,7 +296,17 @@ class Driver:
 
     def _kill_daemon(self, _: Step) -> str | None:
         pid = self._daemon_pid()
+        self._forget_unwritten()
         return self._signal("kill-daemon", pid, signal.SIGKILL, run=self._phase()) if pid else None
+
+    def _forget_unwritten(self) -> None:
+        """On a full disk no wish can be written down: a daemon that is killed then takes along what was evicted.
+
+        What runs must run on all the same, which the checker sees by the processes.
+        """
+        if self._deeds.going_on("fill-disk"):
+            self._watch.unwant()
+            self._deeds.counts["killed on a full disk: wishes that may be lost"] += 1
 
     def _kill_in_load(self, step: Step) -> str | None:
         """While an engine loads for longer than the next daemon takes to come."""
@@ -306,6 +316,7 @@ class Driver:
             return None
         model = free[int(step.share * len(free))]
         self._scene.behave(load_s=LONG_LOAD_S)
+        self._forget_unwritten()
         self._ask(lambda: self._carry_load(step.number, model, {}))
 
         def begun() -> bool:

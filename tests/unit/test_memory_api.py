@@ -55,6 +55,7 @@ def daemon_of(desk: Desk, *, broken: LlmError | None = None) -> Daemon:
         clock=lambda: NOW_S,
         released=True,
         pending=(1, 2),
+        policy=SimpleNamespace(models={}),
     )
     return cast(
         Daemon,

@@ -27,7 +27,7 @@ from lllm3090d.wire import PlanBody
 from tests.fakes.plan_desk import Desk
 from tests.fakes.scheduler_world import World
 from tests.unit.test_command_line import build_named
-from tests.unit.test_previews import put
+from tests.unit.test_previews import NO_ENGINE, put
 
 pytestmark = pytest.mark.unit
 
@@ -183,6 +183,9 @@ def test_a_plan_and_the_list_of_models_have_it_and_the_plan_says_so(tmp_path: Pa
         view = plan(**where)
         assert (view.context_tokens, view.parallel) == (8192, 2)
         assert said in view.notes
+    engine, desk.lookup.next_engine = desk.lookup.next_engine, NO_ENGINE
+    assert plan(vram="24 GiB").parallel == 2
+    desk.lookup.next_engine = engine
     view = plan(context_tokens=4096, parallel=1)
     assert f'config: --cache-type f16 from [models."{model}"]' in view.notes
     view = plan(context_tokens=4096, parallel=1, cache_type="q8_0")
