@@ -1,4 +1,4 @@
-"""What is to become an instance is looked through before: whatever is wrong with a unit is found here, not later. Pure."""
+"""What is to become an instance is looked through before: what is wrong with a unit is found here, not later. Pure."""
 
 from __future__ import annotations
 

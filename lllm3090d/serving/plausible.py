@@ -85,7 +85,7 @@ def _odd_text(text: str) -> str:
 def read_row(kind: type[M], body: object) -> M:
     """A row of the state file. Raises ValueError where it is none that this release writes."""
     if not isinstance(body, str | bytes):
-        raise ValueError("it is no text")  # noqa: TRY004  # one kind of error for all that cannot be read
+        raise ValueError("it is no text")  # one kind of error for all that cannot be read
     try:
         row = kind.model_validate_json(body)
     except NOT_UNDERSTOOD as error:

@@ -101,10 +101,10 @@ class Reconciler:
         statuses = await self._manager.list()
         known = pinned | {run for run in wanted.values() if run}
         findings = sort_units(statuses, await self._units.rebuild(statuses), known)
-        found = [
+        adopt = [
             replace(each, is_known=each.is_known or each.record.name in wanted) for each in findings.adopt
         ]
-        events, odd = await self._adoptions(found, pinned)
+        events, odd = await self._adoptions(adopt, pinned)
         for event in events:
             apply(event)
         for found in findings.forget:

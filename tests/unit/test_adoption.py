@@ -50,6 +50,11 @@ def record(name: str, run: str) -> Record:
     )
 
 
+def command(run: str) -> tuple[str, ...]:
+    """Of the unit that carries such a record."""
+    return ("/e/llama-server", "--host", f"/run/{run}.sock", "-m", "/m/x.gguf")
+
+
 def unit(
     run: str,
     state: str = "active",
@@ -75,7 +80,7 @@ def unit(
         invocation_id="0" * 32,
         control_group="/x",
         environment=("PATH=/bin", f"{RECORD_VARIABLE}={written}") if written else ("PATH=/bin",),
-        argv=(),
+        argv=command(run) if written else (),
         job_pending=job,
         transient=True,
         memory_current_bytes=None,
