@@ -112,7 +112,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem_response(_http_problem(request, error))
     except (ConnectionError, asyncio.CancelledError):
         raise
-    except Exception as error:  # the edge: the client gets an answer, the journal the traceback
+    except Exception as error:  # noqa: BLE001  # the edge: the client gets an answer, the journal the traceback
         return problem_response(_unexpected(request, error))
 
 
@@ -584,7 +584,7 @@ class ControlApi:
             await response.write(_problem_line(error))
         except (ConnectionError, asyncio.CancelledError):
             raise
-        except Exception as error:  # the same edge as in problems(): there a second head would be sent
+        except Exception as error:  # noqa: BLE001  # the same edge as in problems(): there a second head would be sent
             await response.write(_problem_line(_unexpected(request, error)))
         await response.write_eof()
         return response
