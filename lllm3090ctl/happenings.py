@@ -32,9 +32,9 @@ def moment(text: str) -> str:
         else:
             found = datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(f"{clean(text)!r} is neither {HOW}.") from None
+        raise click.BadParameter(f"'{clean(text)}' is neither {HOW}.") from None
     if found.year < 1970:
-        raise click.BadParameter(f"{clean(text)!r} lies before 1970.")
+        raise click.BadParameter(f"'{clean(text)}' lies before 1970.")
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -68,6 +68,11 @@ def printable(text: str | os.PathLike[str]) -> str:
     )
 
 
+def quoted(text: str | os.PathLike[str]) -> str:
+    """The same between quotes, for a sentence; unlike ``repr`` of it, what is an escape already stays as it is."""
+    return f"'{printable(text)}'"
+
+
 class Cursor:
     """Reads forward through a header; refuses to leave the file or the limit of a header.
 

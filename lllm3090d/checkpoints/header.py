@@ -22,6 +22,7 @@ from lllm3090d.checkpoints.cursor import (
     FileStamp,
     open_model_file,
     printable,
+    quoted,
     refusal,
 )
 from lllm3090d.checkpoints.gguf_format import GgufFormat, gguf_format
@@ -123,7 +124,7 @@ def _read(cursor: Cursor, path: Path) -> GgufHeader:
     types: dict[str, str] = {}
     for key, value, type_name, start in _metadata(cursor, metadata_count):
         if key in metadata:
-            cursor.fail(f"the metadata key {printable(key)!r} occurs twice", offset=start)
+            cursor.fail(f"the metadata key {quoted(key)} occurs twice", offset=start)
         metadata[key] = value
         types[key] = type_name
     alignment = _alignment(cursor, metadata, types)
@@ -222,8 +223,8 @@ def _metadata(cursor: Cursor, count: int) -> Iterator[tuple[str, Value, str, int
     for number in range(1, count + 1):
         start = cursor.offset
         key = cursor.name(MAX_KEY_BYTES, f"key {number} of {count}")
-        what = f"the value of {printable(key)!r}"
-        kind = cursor.u32(f"the type of {printable(key)!r}")
+        what = f"the value of {quoted(key)}"
+        kind = cursor.u32(f"the type of {quoted(key)}")
         if kind in form.scalars:
             yield key, _scalars(cursor, form, kind, 1, what)[0], form.type_names[kind], start
         elif kind == form.string_type:

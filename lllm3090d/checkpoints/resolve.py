@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lllm3090d.checkpoints import names
-from lllm3090d.checkpoints.cursor import printable
+from lllm3090d.checkpoints.cursor import printable, quoted
 from lllm3090d.checkpoints.walk import SUFFIX
 from lllm3090d.errors import ErrorCode, LlmError
 
@@ -41,7 +41,7 @@ def resolve(
         place = printable(models_dir) if models_dir else "models_dir (~/models unless set)"
         raise LlmError(
             ErrorCode.NO_MODELS,
-            f"There are no models, so {printable(name)!r} cannot be found.",
+            f"There are no models, so {quoted(name)} cannot be found.",
             hint=f"Put each model, as GGUF, into a directory of its own below {place}.",
             name=printable(name),
         )
@@ -81,7 +81,7 @@ def _resolve_alias(alias: str, checkpoints: Sequence[Checkpoint], target: str) -
     except LlmError as error:
         raise LlmError(
             error.code,
-            f"The alias {printable(alias)!r} points to {printable(target)!r}. {error.message}",
+            f"The alias {quoted(alias)} points to {quoted(target)}. {error.message}",
             hint="Correct `aliases` in config.toml (LLLM3090_ALIASES).",
             **{**error.details, "alias": printable(alias), "target": printable(target)},
         ) from error
@@ -91,7 +91,7 @@ def _ambiguous(name: str, candidates: Sequence[str]) -> LlmError:
     more = f" and {len(candidates) - _NAMES_SHOWN} more" if len(candidates) > _NAMES_SHOWN else ""
     return LlmError(
         ErrorCode.AMBIGUOUS_MODEL,
-        f"{printable(name)!r} fits {len(candidates)} models: {', '.join(candidates[:_NAMES_SHOWN])}{more}.",
+        f"{quoted(name)} fits {len(candidates)} models: {', '.join(candidates[:_NAMES_SHOWN])}{more}.",
         hint="Give more of the name, or all of it.",
         name=printable(name),
         candidates=list(candidates),
@@ -104,7 +104,7 @@ def _unknown(name: str, known: Sequence[str]) -> LlmError:
     meant = f" Close to it: {', '.join(map(printable, close))}." if close else ""
     return LlmError(
         ErrorCode.UNKNOWN_MODEL,
-        f"There is no model {shown!r}.{meant}",
+        f"There is no model '{shown}'.{meant}",
         hint=LIST_HINT,
         name=shown,
         close=[printable(match) for match in close],

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lllm3090d.checkpoints.cursor import INCOMPLETE_HINT, ByteOrder, Cursor, printable
+from lllm3090d.checkpoints.cursor import INCOMPLETE_HINT, ByteOrder, Cursor, quoted
 from lllm3090d.checkpoints.gguf_format import gguf_format
 
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS of the engine
@@ -114,7 +114,7 @@ def _carefully(cursor: Cursor, number: int, count: int) -> _Raw:
     """One tensor info step by step, with an error that tells the step."""
     start = cursor.offset
     name = cursor.name(MAX_TENSOR_NAME_BYTES, f"the name of tensor {number} of {count}")
-    what = f"tensor {printable(name)!r}"
+    what = f"tensor {quoted(name)}"
     dimensions = cursor.u32(f"the dimensions of {what}")
     if dimensions > MAX_DIMENSIONS:
         _fail(cursor, name, start, f"has {dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed")
@@ -194,4 +194,4 @@ def _check_end(cursor: Cursor, tensors: list[TensorInfo]) -> None:
 
 
 def _fail(cursor: Cursor, name: str, start: int, reason: str, hint: str = INCOMPLETE_HINT) -> NoReturn:
-    cursor.fail(f"tensor {printable(name)!r} {reason}", offset=start, hint=hint)
+    cursor.fail(f"tensor {quoted(name)} {reason}", offset=start, hint=hint)

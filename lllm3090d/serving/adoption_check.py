@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lllm3090d.serving.events import UnitAdopted
 from lllm3090d.serving.load_watch import load_cap_s
-from lllm3090d.serving.plausible import MOST, oddity
+from lllm3090d.serving.plausible import MOST, oddity, round_trip
 
 
 def check(event: UnitAdopted) -> None:
@@ -20,5 +20,6 @@ def check(event: UnitAdopted) -> None:
     sizes = [item.bytes for each in shares for item in each.items]
     if min((*sizes, *event.measured.values()), default=0) < 0 or sum(sizes) > MOST:
         raise ValueError("its price is none that a machine can hold")
+    round_trip(event.record)
     event.record.plan()
     load_cap_s(event.record.size_bytes)

@@ -49,6 +49,11 @@ def why(error: Exception) -> str:
         text = error.strerror
     else:
         text = str(error) or type(error).__name__
+    return bounded(text)
+
+
+def bounded(text: str) -> str:
+    """A reason that may hold what somebody else wrote, no longer than a person reads."""
     return text if len(text) <= MOST_WHY_CHARACTERS else text[: MOST_WHY_CHARACTERS - 1] + "…"
 
 
@@ -98,7 +103,7 @@ def read_row(kind: type[M], body: object) -> M:
 def round_trip(model: M) -> None:
     """Raises ValueError where a model would not be read back as what it is: what is written down must be."""
     try:
-        again = type(model).model_validate_json(model.model_dump_json())
+        again = type(model).model_validate_json(model.model_dump_json(warnings="error"))
     except NOT_UNDERSTOOD as error:
         raise ValueError(why(error)) from error
     if again != model:

@@ -20,7 +20,7 @@ from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.launch import PlanPolicy
 from lllm3090d.serving.adoption import Rebuilt, lacking
 from lllm3090d.serving.lookup import Lookup
-from lllm3090d.serving.plausible import NOT_UNDERSTOOD, round_trip, why
+from lllm3090d.serving.plausible import NOT_UNDERSTOOD, bounded, why
 from lllm3090d.serving.reconstruction import (
     Command,
     NotUnderstoodError,
@@ -79,9 +79,9 @@ class UnitReader:
         try:
             return Rebuilt(self._record(status))
         except NotUnderstoodError as error:
-            return Rebuilt(None, str(error))
+            return Rebuilt(None, bounded(str(error)))
         except LlmError as error:
-            return Rebuilt(None, error.message)
+            return Rebuilt(None, why(error))
         except NOT_UNDERSTOOD as error:
             log.warning("a unit is not understood", extra={"unit": status.name}, exc_info=error)
             return Rebuilt(None, f"its command line cannot be taken: {why(error)}")
@@ -93,7 +93,7 @@ class UnitReader:
         reading = read_command_line(
             status.argv[1:], capabilities, served.facts, environment=status.variables, drafter=drafter
         )
-        record = rebuilt_record(
+        return rebuilt_record(
             status,
             command=command,
             reading=reading,
@@ -102,8 +102,6 @@ class UnitReader:
             cards=self._cards(),
             policy=self._policy(),
         )
-        round_trip(record)
-        return record
 
     def _capabilities(self, server: Path) -> Capabilities:
         """Of the unit's engine; where that has been removed since, those of the one that comes next."""

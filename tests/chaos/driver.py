@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tests.chaos.deeds import STARTING, Deed, Deeds
+from tests.chaos.excuses import NO_WORD
 from tests.chaos.plan import MODELS, Step
 from tests.chaos.scene import CONTEXT_TOKENS, MIB, Scene
 from tests.chaos.told import UnixHttp
@@ -276,7 +277,7 @@ class Driver:
             self.streams_whole += 1
             return
         self.streams_cut += 1
-        deed.detail = why
+        deed.detail = why if words else NO_WORD
         # The kernel closes its sockets before it is gone from /proc.
         if words and not until(lambda: not runs(engine.pid), 5):
             text = f"a stream from {engine.model} ({engine.pid}) broke after {words} words: {why}; its engine runs on"

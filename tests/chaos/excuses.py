@@ -24,6 +24,8 @@ NOTICED_S = 3.0
 BATCH_S = 0.5
 LOST_EVICTION = "eviction, of which a killed daemon could tell nothing"
 LOST_IN_A_GAP = "what a killed daemon could not write on a full disk: the gap is recorded"
+# Of a stream that had not begun: it was refused, or the machine was too busy for its engine to see it.
+NO_WORD = "no answer had begun"
 Events = Sequence[Mapping[str, Any]]
 
 
@@ -71,7 +73,7 @@ def taken_from_the_busy(deeds: Deeds, events: Events) -> Iterator[Violation]:
     """Streams that were cut off because their engine was unloaded for another model."""
     evictions = [each for each in events if each["kind"] == "eviction"]
     for stream in deeds.of("stream"):
-        if not stream.detail or stream.until_s is None:
+        if stream.detail in {"", NO_WORD} or stream.until_s is None:
             continue
         end_wall_s = stream.wall_s + stream.until_s - stream.at_s
         for each in evictions:
@@ -120,6 +122,11 @@ def unseen(deeds: Deeds, events: Events) -> Iterator[Violation]:
         over_s = deed.until_s if deed.until_s is not None else deed.at_s
         is_short = over_s - deed.at_s < NOTICED_S
         disturbed = any(each.touches(deed.at_s - NOTICED_S, over_s) for each in ends)
+        # A card that could not be read before is not told again.
+        faults = deeds.of("fail-nvml", "lose-card")
+        disturbed = disturbed or any(
+            each is not deed and each.touches(deed.at_s - NOTICED_S, deed.at_s) for each in faults
+        )
         last = deed.wall_s + over_s - deed.at_s + 1
         found = [each for each in events if each["kind"] == "card"]
         if not (is_short or disturbed or any(deed.wall_s <= moment_s(each["at"]) <= last for each in found)):

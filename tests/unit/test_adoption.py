@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lllm3090d.serving.adoption import (
     ANOTHERS_RECORD,
     DAMAGED_RECORD,
     NO_RECORD,
+    OTHER_COMMAND,
     Findings,
     Rebuilt,
     lacking,
@@ -225,14 +227,56 @@ def test_it_is_told_why_a_record_is_not_used(text: str | None, why: str) -> None
 
 
 def test_what_was_reconstructed_takes_the_place_of_a_record() -> None:
-    """It competes with others of its model like any other; its own record is never preferred to nothing."""
     made = {unit("a").name: Rebuilt(record("qwen", "a"))}
-    for order in permutations([unit("a", text="", started_s=200), unit("b", started_s=100)]):
-        findings = sort_units(order, made)
-        assert [(each.record.run, each.reconstructed) for each in findings.adopt] == [("a", NO_RECORD)]
-        assert [each.why for each in findings.strangers] == [f"qwen runs in {unit('a').name} too"]
+    (found,) = sort_units([unit("a", text="")], made).adopt
+    assert (found.record.run, found.reconstructed, found.is_known) == ("a", NO_RECORD, False)
     (dead,) = sort_units([unit("a", "failed", text="garbage")], made).adopt
     assert dead.reconstructed == DAMAGED_RECORD
+
+
+def test_what_was_loaded_here_is_never_displaced_by_a_later_twin() -> None:
+    """A copy without a record, with one of its own, and one that names itself after the launch: all started later."""
+    mine = unit("a", started_s=1)
+    bare, copy = unit("b", text="", started_s=300), unit("c", started_s=200)
+    named = replace(unit("x", text="", started_s=400), name="lllm3090-zz-a.service")
+    made = {bare.name: Rebuilt(record("qwen", "b")), named.name: Rebuilt(record("qwen", "a"))}
+    for order in permutations([mine, bare, copy, named]):
+        findings = sort_units(order, made, frozenset({"a"}))
+        assert [each.status.name for each in findings.adopt] == [mine.name]
+        assert {each.behind for each in findings.strangers} == {mine.name}
+    # Without a memory of it a record is worth more than none, and of records the latest.
+    for order in permutations([mine, bare, copy, named]):
+        assert [each.status.name for each in sort_units(order, made).adopt] == [copy.name]
+    # A launch of ours whose record was damaged is still ours.
+    hurt = unit("a", text="garbage", started_s=1)
+    made[hurt.name] = Rebuilt(record("qwen", "a"))
+    for order in permutations([hurt, bare, copy, named]):
+        (found,) = sort_units(order, made, frozenset({"a"})).adopt
+        assert (found.status.name, found.is_known) == (hurt.name, True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("/bin/sleep", "600"),
+        ("/bin/sh", *command("a")),
+        command("b"),
+        ("/e/llama-server", "--host", "/run/a.sock", "-m", "/m/other.gguf"),
+        ("/e/llama-server", "--host", "/run/a.sock"),
+        (*command("a"), "--host", "/run/b.sock"),
+    ],
+)
+def test_a_record_counts_only_beside_the_command_that_it_was_written_for(argv: tuple[str, ...]) -> None:
+    told = replace(unit("a"), argv=argv)
+    assert lacking(told) == OTHER_COMMAND
+    assert lacking(replace(told, argv=command("a"))) == ""
+    (left,) = sort_units([told], {told.name: Rebuilt(None, "it is no engine")}).strangers
+    assert left.why == f"{OTHER_COMMAND}, and it is no engine"
+    other = record("qwen", "a").model_copy(update={"engine_server": "/f/llama-server"}).model_dump_json()
+    assert lacking(unit("a", text=other)) == OTHER_COMMAND
+    # Of what has ended systemd may tell nothing more.
+    assert lacking(replace(unit("a", "failed"), argv=())) == ""
 
 
 def test_a_record_of_its_own_is_used_whatever_was_reconstructed() -> None:

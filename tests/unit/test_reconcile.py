@@ -15,6 +15,8 @@ from lllm3090d.bus.systemd import SystemdManager
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading
+from lllm3090d.planning.rope import RopeScaling
+from lllm3090d.planning.stretch import Stretch
 from lllm3090d.serving.adoption import DAMAGED_RECORD, NO_RECORD, Rebuilt
 from lllm3090d.serving.events import (
     Event,
@@ -31,6 +33,7 @@ from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.lookup import Lookup
 from lllm3090d.serving.reconcile import Reconciler
 from lllm3090d.serving.unit_reader import UnitReader
+from lllm3090d.serving.unit_spec import LaunchRecord, Record, ShareRecord
 from lllm3090d.settings import Settings
 from tests.fakes.scheduler_world import CARD, World
 from tests.unit.test_adoption import record, unit
@@ -364,3 +367,72 @@ def test_a_bus_that_is_lost_again_is_tried_again(tmp_path: Path, monkeypatch: py
     scene.failures = 1
     scene.look_at("lllm3090-x.service")  # told in the log, and found with the next comparison
     assert names_of(scene) == []
+
+
+def odd_record(run: str = "a", name: str = "qwen", **changes: Any) -> Record:
+    """A record that nothing has looked through."""
+    return record(name, run).model_copy(update=changes)
+
+
+SHARE = ShareRecord(where="GPU-1", items=record("qwen", "a").items)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        odd_record(socket=Path("/run/x\0.sock")),
+        odd_record(path=Path("/m/\0"), shards=(Path("/m/\0"),)),
+        odd_record(size_bytes=10**400),
+        odd_record(window_tokens=10**400),
+        odd_record(launch=LaunchRecord().model_copy(update={"shares": (SHARE, SHARE)})),
+        odd_record(launch=LaunchRecord(rope=Stretch(RopeScaling.YARN, float("nan"), 4096, 4096))),
+        odd_record(launch=LaunchRecord(rope=Stretch(RopeScaling.YARN, 1e308, 4096, 4096))),
+        odd_record(items=(SHARE.items[0].model_copy(update={"bytes": 1 << 60}),)),
+        odd_record(items=(SHARE.items[0].model_copy(update={"bytes": -7}),)),
+        odd_record(context_tokens="many"),
+    ],
+)
+def test_one_odd_unit_is_its_own_trouble(tmp_path: Path, odd: Record) -> None:
+    """Whatever slipped through: the unit is left alone with the reason, its neighbour is adopted."""
+    strange = bare("a")
+    for unit_of in ("start", "later"):
+        scene = Scene(tmp_path, *((strange,) if unit_of == "start" else ()), unit("b", name="gemma"))
+        scene.results[strange.name] = Rebuilt(odd)
+        scene.adopt()
+        scene.units[strange.name] = strange
+        if unit_of == "later":
+            scene.look_at(strange.name)
+            scene.write()
+        assert scene.states == {"gemma": S.LOADING}
+        (left,) = scene.foreign.all
+        assert left.name == strange.name and "it cannot be adopted: " in left.why and len(left.why) < 400
+
+
+def test_what_stood_behind_an_instance_is_looked_at_again_when_that_ends(tmp_path: Path) -> None:
+    mine, twin, other = unit("a", started_s=1), bare("b"), bare("c")
+    scene = Scene(tmp_path, mine, twin, other)
+    scene.results |= {each.name: Rebuilt(record("qwen", run)) for each, run in ((twin, "b"), (other, "c"))}
+    asyncio.run(scene.reconciler.adopt(scene._apply, frozenset({"a"}), {"qwen": "a"}))
+    assert scene.world.get("qwen").unit == mine.name and scene.world.get("qwen").pinned
+    assert names_of(scene) == [twin.name, other.name] and scene.reconciler.freed() == ()
+    scene.end(mine.name)
+    scene.write()
+    assert scene.reconciler.freed() == ()  # its memory is not back yet
+    scene.world.do(MemoryReleased("a", {}))
+    scene.world.do(PostMortemRead("a", LlmError(ErrorCode.ENGINE_FAILED, "it died", hint="see")))
+    freed = scene.reconciler.freed()
+    assert set(freed) == {twin.name, other.name} and scene.reconciler.freed() == ()
+    asyncio.run(scene.reconciler.look_at_all(freed))
+    scene.write()
+    assert scene.world.get("qwen").unit in {twin.name, other.name}
+    # The one that is left stands behind that one now.
+    (left,) = scene.foreign.all
+    assert left.behind == scene.world.get("qwen").unit and scene.reconciler.freed() == ()
+
+
+def test_whoever_is_wanted_is_known_though_its_record_is_lost(tmp_path: Path) -> None:
+    for wanted, is_known in (({"qwen": "z"}, True), ({}, False)):
+        scene = Scene(tmp_path, bare("a"))
+        scene.results[unit("a").name] = Rebuilt(record("qwen", "a"))
+        asyncio.run(scene.reconciler.adopt(scene._apply, frozenset(), wanted))
+        assert scene.world.get("qwen").is_known is is_known

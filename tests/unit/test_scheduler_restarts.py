@@ -18,6 +18,7 @@ from lllm3090d.serving.events import (
     ForgetUnit,
     HoldLoads,
     KeepPin,
+    LoadDone,
     LoadRequested,
     MemoryReleased,
     PostMortemRead,
@@ -200,6 +201,30 @@ def test_a_unit_that_was_found_failed_is_started_again(world: Restarting) -> Non
     assert of_kind(world.do(PostMortemRead(dead.run, error)), ForgetUnit) == []
     wish = the(world.look(after_s=2.0), Restore)
     assert (wish.name, wish.request, wish.pinned, wish.attempt) == ("a", dead.record.asked, True, 1)
+
+
+def test_what_nobody_loaded_here_is_not_started_again_unless_somebody_asks_for_it(world: Restarting) -> None:
+    """A unit of somebody who has systemd restart it: the daemon must not start one of its own beside it."""
+    error = LlmError(ErrorCode.ENGINE_FAILED, "it died", cause=CrashCause.KILLED)
+    for asked in (False, True):
+        here = Restarting()
+        there = World().bring_up("a")
+        shares = there.record.shares(CARD.uuid)
+        here.do(UnitAdopted(status(there), there.record, True, shares, is_known=False))
+        if asked:
+            assert the(here.load("a", "t"), LoadDone).run == there.run
+        here.do(UnitSeen(status(there, active_state="failed", result="signal", main_pid=0)))
+        here.do(MemoryReleased(there.run, {}))
+        here.do(PostMortemRead(there.run, error))
+        assert len(of_kind(here.look(after_s=1e4), Restore)) == int(asked)
+    # One that takes the place of what was to be started again is wanted like that.
+    first = world.bring_up("a")
+    world.die()
+    assert world.get("a").next_attempt
+    twin = first.record.model_copy(update={"run": "0000beef"})
+    unit = replace(status(first), name="lllm3090-twin.service")
+    world.do(UnitAdopted(unit, twin, True, twin.shares(CARD.uuid), is_known=False))
+    assert world.get("a").is_known and world.get("a").unit == unit.name
 
 
 # --- people ----------------------------------------------------------------------------------------------------------

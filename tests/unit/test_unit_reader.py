@@ -109,6 +109,60 @@ def test_a_model_that_is_gone_damaged_or_without_a_rule_is_not_understood(desk: 
         assert found.record is None and found.why_not
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--rope-scaling", "yarn", "--rope-scale", "nan"),
+        ("--rope-scaling", "yarn", "--rope-scale", "inf"),
+        ("--rope-scaling", "yarn", "--rope-scale", "1e308", "--yarn-orig-ctx", "999999999"),
+        ("--rope-scaling", "yarn", "--rope-scale", "2", "--yarn-orig-ctx", "-5"),
+        ("-c", "9" * 5000),
+        ("--alias", "x" * 5000),
+        ("--ubatch-size", "-7"),
+    ],
+)
+def test_figures_that_no_launch_has_are_the_units_own_trouble(desk: Desk, words: tuple[str, ...]) -> None:
+    found = desk.read(*words, model=write_llama(desk.folder / "m.gguf"))
+    assert found.record is None and 0 < len(found.why_not) < 400
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("o"), KeyError("k"), TypeError("t"), OSError(5, "e"), RecursionError()]
+)
+def test_whatever_goes_wrong_with_a_unit_is_told_of_it(
+    desk: Desk, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: UnitStatus) -> Record:
+        raise error
+
+    monkeypatch.setattr(desk.reader, "_record", fail)
+    assert desk.read().why_not.startswith("its command line cannot be taken: ")
+
+
+def test_only_a_few_are_read_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that come after wait their turn, within the same bound."""
+    lock, now, most = threading.Lock(), 0, 0
+    full = threading.Event()
+
+    def read(_: UnitStatus) -> Rebuilt:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+            if now == unit_reader.MOST_AT_ONCE:
+                full.set()
+        assert full.wait(30)
+        with lock:
+            now -= 1
+        return Rebuilt(None, "read")
+
+    monkeypatch.setattr(desk.reader, "read", read)
+    units = [replace(desk.unit(), name=f"lllm3090-{number}.service") for number in range(12)]
+    found = asyncio.run(desk.reader.rebuild(units))
+    assert [each.why_not for each in found.values()] == ["read"] * 12
+    assert most == unit_reader.MOST_AT_ONCE
+
+
 def test_an_engine_that_was_removed_is_read_by_the_options_of_the_next(desk: Desk) -> None:
     path = write_llama(desk.folder / "m.gguf")
     lost = desk.unit("-c", "1024", model=path)

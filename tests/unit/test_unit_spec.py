@@ -73,6 +73,7 @@ NASTY_NAMES = [
     "🦙" * 40,
 ]
 names = st.text(max_size=300)
+no_nul = st.text(st.characters(exclude_characters="\0"))
 
 QUOTE = Quote(
     (
@@ -214,11 +215,11 @@ def test_the_record_gives_back_checkpoint_and_plan() -> None:
 @given(
     st.builds(
         LineItem,
-        st.text(),
+        no_nul,
         st.sampled_from(Place),
         st.integers(min_value=0, max_value=MOST_BYTES),
         st.sampled_from(Evidence),
-        st.text(),
+        no_nul,
     ),
     st.sampled_from(CacheType),
     st.sampled_from(CappedBy),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.request import PlanRequest
-from lllm3090d.serving.wanted import Life, Lot, Want
+from lllm3090d.serving.wanted import Life, Lot, Want, failure_of
 from lllm3090d.serving.wanted_store import Mark, Remembered, WantedStore
 from lllm3090d.store import FILE_NAME, Store
+from tests.unit.test_adoption import record
 
 pytestmark = pytest.mark.unit
 
@@ -111,3 +114,84 @@ def test_memory_in_place_of_the_file_is_not_beyond_the_daemons_life(tmp_path: Pa
     store.close()
     closed = kept.keep(wants("a"))
     assert closed is not None and closed.hint
+
+
+ODD = "odd"
+RECORD = json.loads(record("a", "r1").model_dump_json())
+
+
+def row(**changes: Any) -> str:
+    return json.dumps({"name": ODD, "lot": "coming", **changes})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "null",
+        5,
+        b"\xff\xfe",
+        "[" * 50_000,
+        row(name="beta"),
+        row(name=""),
+        row(name="x" * 256),
+        row(lot="latched", record=RECORD, run="r1"),
+        row(next_attempt=-5),
+        row(next_attempt=10**30),
+        row(retry_at_s=1e308),
+        row(retry_at_s=float("nan")),
+        row(least_context_tokens=-3),
+        row(request={"context_tokens": 10**30}),
+        row(arguments=["--host", "\0"]),
+        row(problem={"code": "engine_failed", "details": {"x": 10**30}}),
+    ],
+)
+def test_a_row_that_nobody_wrote_is_left_out_and_told(
+    kept: WantedStore, store: Store, body: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept.keep(wants("a"), LIFE)
+    kept.mark(Mark(name="a"))
+    store.change(lambda connection: connection.execute("INSERT INTO wanted VALUES (-1, ?, ?)", (ODD, body)))
+    store.change(
+        lambda connection: connection.execute(
+            "INSERT INTO autoload (name, body) VALUES (?, ?)",
+            (ODD, body if body in {"null", 5} else '{"name": "beta"}'),
+        )
+    )
+    assert [each.name for each in kept.remembered().wants] == ["a"]
+    assert [each.name for each in kept.marks()] == ["a"]
+    assert "a wanted model is not understood" in caplog.text and "a mark of autoload is not" in caplog.text
+
+
+def test_two_rows_of_one_launch_are_one(kept: WantedStore, store: Store) -> None:
+    first = json.dumps({"name": "a", "lot": "latched", "run": "r1", "record": RECORD})
+    again = json.dumps({"name": "b", "lot": "up", "run": "r1"})
+    rows = [(0, "a", first), (1, "a2", first), (2, "b", again)]
+    store.change(lambda connection: connection.executemany("INSERT INTO wanted VALUES (?, ?, ?)", rows))
+    (want,) = kept.remembered().wants
+    assert want.name == "a" and want.record is not None and want.record.run == "r1"
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (None, None),
+        ({}, None),
+        ({"code": []}, None),
+        ({"code": {}}, None),
+        ({"code": "nonsense"}, None),
+        ({"code": "engine_failed", "hint": 5, "details": [1], "detail": {}}, "{}"),
+        (
+            {
+                "code": "engine_failed",
+                "detail": "x",
+                "details": {"code": 1, "message": 2, "hint": 3, "self": 4, "cause": "killed"},
+            },
+            "x",
+        ),
+    ],
+)
+def test_why_it_failed_is_understood_or_unknown(problem: dict[str, Any] | None, message: str | None) -> None:
+    error = failure_of(Want(name="a", lot=Lot.FAILED, problem=problem))
+    assert (error.message if error else None) == message
+    if message == "x" and error is not None:
+        assert error.details == {"cause": "killed"}
