@@ -134,7 +134,9 @@ class FakeNvml:
         """Let the driver report an error of a card; by default of the first one."""
         with edited_state(self.state) as state:
             serials = [int(line.split()[2]) for line in state if line.split()[:1] == ["xid"]]
-            at = 1 + (_after(state, uuid) - 1 if uuid else [line.split()[:1] for line in state].index(["uuid"]))
+            at = 1 + (
+                _after(state, uuid) - 1 if uuid else [line.split()[:1] for line in state].index(["uuid"])
+            )
             while state[at].split()[:1] == ["xid"]:  # behind those that happened before
                 at += 1
             state.insert(at, f"  xid {xid} {max(serials, default=0) + 1}")
