@@ -141,7 +141,9 @@ def test_the_tree_is_that_of_the_commands() -> None:
     assert [each.key for each in every("engine").commands] == ["engine list", "engine select", "engine show"]
     option = next(option for option in every("load").options if "--cache-type" in option.names)
     assert option.values.choices[:2] == ("f32", "f16")
-    assert all(("-h" in each.options[-1].names) for each in ROOT.every())
+    # Whether -h is among them depends on who asked click first in this process.
+    without = [each.path for each in ROOT.every() if "--help" not in each.options[-1].names]
+    assert without == []
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ NASTY_NAMES = [
     "🦙" * 40,
 ]
 names = st.text(max_size=300)
-no_nul = st.text(st.characters(exclude_characters="\0"))
+no_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
 
 QUOTE = Quote(
     (
