@@ -24,7 +24,7 @@ SYSTEM := $(MEASURE_UNITS) $(USER_MANAGER) --private -- $(PYTEST) $(SYSTEM_OPTIO
 # About half of the time that the system tests take, so that two of them run beside each other for most of it.
 ABOUT_CARDS := $(addprefix tests/system/test_,admission.py card_troubles.py release.py published_rows.py \
 	refusal_pages.py refusals.py several_cards.py suspend.py logind.py restarts.py memory_views.py \
-	wanted.py drains_and_stalls.py machine_troubles.py kills.py)
+	drains_and_stalls.py machine_troubles.py)
 # 10,000 steps of every seed: measured for coverage, it would take three times as long.
 LONG := tests/unit/test_admission_machine.py
 # Once more as an ordinary user, who the product is for and whom files can be closed to.

@@ -320,12 +320,12 @@ def test_an_interrupted_client_can_take_the_load_along(service: Service, gemma3_
 
 
 def test_idle_daemon_is_small(service: Service) -> None:
-    """At most 80 MiB resident; gguf and numpy are not imported at start."""
+    """At most 90 MiB resident (bench.idle aims at 80); gguf and numpy are not imported at start."""
     pid = service.main_pid()
     status = Path(f"/proc/{pid}/status").read_text()
     resident_kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     if not any(key.startswith("COVERAGE_") for key in os.environ):
-        assert resident_kib <= 80 * 1024
+        assert resident_kib <= 90 * 1024
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "numpy" not in maps
 
