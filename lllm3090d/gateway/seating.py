@@ -69,7 +69,12 @@ class Seating:
         """
         if duty is Duty.WORK and name in self._house.serving_names():
             await self.stand_back.enter(name)
-        served = await self._served(name, record, load=load)
+        try:
+            served = await self._served(name, record, load=load)
+        except BaseException:
+            # A client that leaves while the daemon answers may have the lease already; an unknown one is no fault.
+            self._house.give_back(record.request_id)
+            raise
         try:
             if duty is Duty.ASK:
                 yield served

@@ -134,6 +134,8 @@ class FakeHouse:
         self.loads: list[str] = []
         self.cancelled: list[str] = []
         self.kept_alive: list[float] = []
+        self.may_answer = asyncio.Event()  # a wish for a lease: it is granted before the answer is there
+        self.may_answer.set()
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.failure: LlmError | None = None
@@ -150,6 +152,7 @@ class FakeHouse:
         if name not in self.serving:
             raise LlmError(ErrorCode.NOT_LOADED, f"{name} is not loaded.", hint="Load it.")
         self.leases.add(lease)
+        await self.may_answer.wait()
         group = min(cgroups_of(os.getpid()))
         return Served(
             name, f"run-{name}", Engine(name, self.engines[name].path, group), self.slots, 4096, lease

@@ -134,6 +134,18 @@ def test_a_client_that_leaves_withdraws_its_load(tmp_path: Path) -> None:
     play(tmp_path, answering(OK), story, loaded=False)
 
 
+def test_a_client_that_leaves_before_its_lease_is_answered_keeps_no_lease(tmp_path: Path) -> None:
+    async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> None:
+        world.house.may_answer.clear()
+        asked = asyncio.create_task(post(world, session))
+        await until(lambda: world.house.leases)
+        asked.cancel()
+        await until(lambda: world.records)
+        assert world.house.leases == set()
+
+    play(tmp_path, answering(OK), story)
+
+
 def test_a_stream_that_waits_is_kept_alive_and_then_the_engines(tmp_path: Path) -> None:
     async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> None:
         world.house.may_load.clear()

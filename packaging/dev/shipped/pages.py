@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import annotated_types
-
 from lllm3090ctl.exits import ExitStatus
 from lllm3090d.__main__ import command_line
 from lllm3090d.bus.service_contract import BUS_NAME, Argument, Interface, contract
+from lllm3090d.setting_table import allowed
 from lllm3090d.settings import (
     ENVIRONMENT_PREFIX,
     SETTING_KEYS,
@@ -195,20 +194,6 @@ def bus() -> str:
 def unit_or_type(key: str) -> str:
     """The unit of a setting where its name has one, else its type."""
     return UNITS.get(key.rsplit("_", 1)[-1]) or setting_kind(key)
-
-
-def allowed(key: str) -> str:
-    """The range of a number; empty for others."""
-    least = greatest = ""
-    for bound in Settings.model_fields[key].metadata:
-        for part in bound if isinstance(bound, annotated_types.GroupedMetadata) else (bound,):
-            if isinstance(part, annotated_types.Ge):
-                least = f"{part.ge}"
-            elif isinstance(part, annotated_types.Gt):
-                least = f"above {part.gt}"
-            elif isinstance(part, annotated_types.Le):
-                greatest = f"{part.le}"
-    return f"{least} to {greatest}" if greatest else ""
 
 
 def default(key: str) -> str:
