@@ -54,7 +54,7 @@ class Step:
         number: from 1.
         kind: of :data:`WORK`, :data:`FAULTS`, or ``settle``.
         model: whom it is about where it needs one.
-        share: 0 to 1; which of those that are there, how large, in which way.
+        share: from 0 to below 1; which of those that are there, how large, in which way.
         lasts_s: how long it is so, of what lasts.
         pause_s: before the next one.
     """
@@ -80,7 +80,7 @@ def steps(seed: int) -> Iterator[Step]:
                 number=number,
                 kind=kind,
                 model=chance.choice(tuple(MODELS)),
-                share=round(chance.random(), 4),
+                share=int(chance.random() * 10_000) / 10_000,  # rounding would make a 1 of some
                 lasts_s=round(chance.uniform(0.3, 3.0), 3),
                 pause_s=0.0
                 if chance.random() < AT_ONCE
