@@ -154,8 +154,9 @@ class Watch:
             pid: daemon.answers(each.socket) for pid, each in before.engines.items() if not each.stopped
         }
         after = machine.look(self._engine, self._card_state)
-        self._follow(after, told, healthy)
+        # What a new engine is judged by is what this look has seen, too: a stranger may have gone since the last one.
         self._weigh(after, told)
+        self._follow(after, told, healthy)
         found: tuple[Difference, ...] = ()
         comparable = (
             before.daemon.main_pid == after.daemon.main_pid != 0
