@@ -23,7 +23,6 @@ from lllm3090d.serving.events import (
     YieldWanted,
 )
 from lllm3090d.serving.instance import SERVING, InstanceState
-from lllm3090d.serving.running import Instance
 from lllm3090d.wire import Actor, ActorKind
 
 S = InstanceState
@@ -84,13 +83,12 @@ class Actors:
             return SYSTEMD
         return ENGINE if isinstance(event, _BY_ENGINE) else DAEMON
 
-    def of_change(self, change: Announce, cause: Actor, instance: Instance | None) -> Actor:
+    def of_change(self, change: Announce, cause: Actor) -> Actor:
         """Who causes a change of state.
 
         Args:
             change: the change.
             cause: who caused the event that it follows from.
-            instance: as it is now; None where it is gone.
         """
         if change.state in _ASKED_FOR:
             return self._by_run.get(change.run, cause)
@@ -98,8 +96,7 @@ class Actors:
             return ENGINE
         if cause is ENGINE and change.previous in {S.STOPPING, S.STUCK}:
             return SYSTEMD  # it was told to, and its exit status is no matter
-        failure = instance.failure if instance is not None else None
-        if change.state is S.FAILED and failure is not None and failure.code is ErrorCode.ENGINE_FAILED:
+        if change.failure is not None and change.failure.code is ErrorCode.ENGINE_FAILED:
             return ENGINE
         return cause
 

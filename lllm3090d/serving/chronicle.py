@@ -97,13 +97,15 @@ class Chronicle:
             state=change.state,
             previous=change.previous,
             message=change.reason,
-            actor=self.actors.of_change(change, self._cause, instance),
+            actor=self.actors.of_change(change, self._cause),
             details=self._details(change, instance),
         )
         if change.state is S.RELEASING:
             self._admitted_s.pop(change.run, None)
 
     def _details(self, change: Announce, instance: Instance | None) -> dict[str, object]:
+        if change.failure is not None:
+            return dict(change.failure.problem())
         if instance is None:
             return {}
         match change.state:
@@ -113,8 +115,6 @@ class Chronicle:
                 return self._load(instance)
             case S.STALLED | S.STOPPING:
                 return _progress(instance)
-            case S.FAILED if instance.failure is not None:
-                return dict(instance.failure.problem())
         return {}
 
     def _load(self, instance: Instance) -> dict[str, object]:

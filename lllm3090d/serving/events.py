@@ -596,13 +596,18 @@ class KeepReleased:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the world that an instance changed its state."""
+    """Tell the world that an instance changed its state.
+
+    Attributes:
+        failure: why it failed; here, for the instance may be gone before this is told (unloaded as it ended).
+    """
 
     name: str
     run: str
     previous: InstanceState
     state: InstanceState
     reason: str
+    failure: LlmError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -406,7 +406,8 @@ class Lives:
         if state not in TRANSITIONS[instance.state]:
             raise ValueError(f"{instance.name}: {instance.state} cannot become {state}")
         previous, instance.state = instance.state, state
-        self._do(Announce(instance.name, instance.run, previous, state, reason))
+        failure = instance.failure if state is S.FAILED else None
+        self._do(Announce(instance.name, instance.run, previous, state, reason, failure))
 
     def _do(self, effect: Effect) -> None:
         self._effects.append(effect)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +30,6 @@ from lllm3090d.serving.events import (
     YieldWanted,
 )
 from lllm3090d.serving.instance import InstanceState
-from lllm3090d.serving.running import Instance
 from lllm3090d.wire import Actor, ActorKind
 
 pytestmark = pytest.mark.unit
@@ -79,14 +79,14 @@ def test_all_that_follows_from_a_request_is_its_clients_doing() -> None:
     assert known.of_token("of nobody") is None
     # Admitted much later, when there was room.
     for state in (S.RESERVED, S.STARTING):
-        assert known.of_change(change(S.PLANNED, state), DAEMON, None) == SOMEBODY
+        assert known.of_change(change(S.PLANNED, state), DAEMON) == SOMEBODY
 
 
 def test_what_the_daemon_asks_of_itself_is_its_own_doing() -> None:
     known = Actors()
     known.asked(a_load())
     assert known.cause_of(a_load()) == DAEMON
-    assert known.of_change(change(S.PLANNED, S.RESERVED), DAEMON, None) == DAEMON
+    assert known.of_change(change(S.PLANNED, S.RESERVED), DAEMON) == DAEMON
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ def test_news_have_their_own_cause(event: Any, cause: Actor) -> None:
 
 def test_some_changes_tell_more_than_the_news_they_follow_from() -> None:
     known = Actors()
-    assert known.of_change(change(S.READY, S.BUSY), DAEMON, None) == ENGINE
-    assert known.of_change(change(S.BUSY, S.READY), DAEMON, None) == ENGINE
-    assert known.of_change(change(S.BUSY, S.STALLED), DAEMON, None) == ENGINE
-    assert known.of_change(change(S.STALLED, S.STOPPING), DAEMON, None) == DAEMON
+    assert known.of_change(change(S.READY, S.BUSY), DAEMON) == ENGINE
+    assert known.of_change(change(S.BUSY, S.READY), DAEMON) == ENGINE
+    assert known.of_change(change(S.BUSY, S.STALLED), DAEMON) == ENGINE
+    assert known.of_change(change(S.STALLED, S.STOPPING), DAEMON) == DAEMON
     # It ends with an error after SIGTERM: that is no failure of its own.
-    assert known.of_change(change(S.STOPPING, S.RELEASING), ENGINE, None) == SYSTEMD
-    assert known.of_change(change(S.READY, S.RELEASING), ENGINE, None) == ENGINE
-    failed = cast(Instance, SimpleNamespace(failure=BROKEN))
-    assert known.of_change(change(S.RELEASING, S.FAILED), DAEMON, failed) == ENGINE
-    stalled = cast(Instance, SimpleNamespace(failure=LlmError(ErrorCode.LOAD_TIMED_OUT, "slow")))
-    assert known.of_change(change(S.RELEASING, S.FAILED), DAEMON, stalled) == DAEMON
+    assert known.of_change(change(S.STOPPING, S.RELEASING), ENGINE) == SYSTEMD
+    assert known.of_change(change(S.READY, S.RELEASING), ENGINE) == ENGINE
+    failed = change(S.RELEASING, S.FAILED)
+    assert known.of_change(replace(failed, failure=BROKEN), DAEMON) == ENGINE
+    slow = LlmError(ErrorCode.LOAD_TIMED_OUT, "slow")
+    assert known.of_change(replace(failed, failure=slow), DAEMON) == DAEMON
 
 
 @pytest.mark.usefixtures("asked_by_somebody")

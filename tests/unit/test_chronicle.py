@@ -55,8 +55,14 @@ class Scene:
         logs = EngineLogs(lambda: directory)
         self.told = Chronicle(self.history, cast(Any, scheduler), logs, lambda: self.now_s)
 
-    def change(self, previous: InstanceState, state: InstanceState, reason: str = "") -> Event:
-        self.told.change(Announce("m", "r", previous, state, reason))
+    def change(
+        self,
+        previous: InstanceState,
+        state: InstanceState,
+        reason: str = "",
+        failure: LlmError | None = None,
+    ) -> Event:
+        self.told.change(Announce("m", "r", previous, state, reason, failure))
         return self.last
 
     @property
@@ -79,9 +85,16 @@ def test_what_belongs_to_a_change_is_told_with_it() -> None:
     assert (ready.details, ready.actor) == ({"measured_bytes": 950, "load_s": 8.4}, ENGINE)
     assert scene.change(S.READY, S.BUSY).details == {}
     assert scene.change(S.BUSY, S.READY).details == {}
-    scene.instance.failure = LlmError(ErrorCode.ENGINE_FAILED, "x", last_lines=["a"])
-    failed = scene.change(S.RELEASING, S.FAILED)
-    assert failed.details["details"]["last_lines"] == ["a"]
+
+
+def test_a_failure_is_told_whole_also_of_what_is_gone_by_then() -> None:
+    scene = Scene()
+    failure = LlmError(ErrorCode.ENGINE_FAILED, "x", last_lines=["a"])
+    for scheduler in (scene.told._scheduler, SimpleNamespace(by_run=lambda run: None)):
+        scene.told._scheduler = cast(Any, scheduler)
+        failed = scene.change(S.RELEASING, S.FAILED, failure=failure)
+        assert failed.details["details"]["last_lines"] == ["a"]
+        assert failed.actor == ENGINE
 
 
 def test_a_stall_and_a_drain_are_told_with_their_times() -> None:

@@ -12,6 +12,7 @@ from lllm3090d.engines.crash_causes import CrashCause
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.events import (
+    Announce,
     ComebackRefused,
     Effect,
     Failed,
@@ -406,6 +407,20 @@ def test_reset_of_what_is_not_there_or_while_the_card_is_given_away(world: Resta
     assert error_of(effects, "y").code is ErrorCode.CARD_RELEASED
     assert [type(each) for each in effects] == [Failed]
     assert world.get("a").retry_at_s is not None  # the start that was due is still
+
+
+def test_an_unload_of_what_has_just_ended_leaves_its_reason_told(world: Restarting) -> None:
+    """It is gone from the list when its end is written down, so the news must carry the reason."""
+    instance = world.bring_up("a")
+    error = LlmError(ErrorCode.ENGINE_FAILED, "it died", cause=CrashCause.ENGINE_FAULT)
+    world.do(UnitSeen(status(instance, active_state="failed", result="signal", main_pid=0)))
+    world.do(UnloadRequested("u", "a"))
+    world.do(PostMortemRead(instance.run, error))
+    effects = world.do(MemoryReleased(instance.run, {}))
+    told = the(effects, Announce)
+    assert (told.state, told.failure) == (S.FAILED, error)
+    the(effects, UnloadDone)
+    assert world.scheduler.instance("a") is None
 
 
 def test_an_unload_under_way_is_no_failure(world: Restarting) -> None:
