@@ -113,6 +113,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
     from lllm3090d.gateway.service import GatewayService  # noqa: PLC0415
     from lllm3090d.gpus.detect import open_cards  # noqa: PLC0415
+    from lllm3090d.gpus.known_cards import recall_cards, remember_cards  # noqa: PLC0415
     from lllm3090d.notify import Notifier, watchdog_limit_s  # noqa: PLC0415
     from lllm3090d.serving.daemon import Daemon  # noqa: PLC0415
     from lllm3090d.serving.unit_spec import UNIT_PATTERN  # noqa: PLC0415
@@ -148,9 +149,10 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         stack.callback(listening.close)
         logind = await Logind.connect()
         stack.push_async_callback(logind.close)
-        readers = open_cards(settings.card)
+        readers = open_cards(settings.card, known=recall_cards(settings.state_dir))
         for reader in readers:
             stack.callback(reader.close)
+        remember_cards(settings.state_dir, [reader.card for reader in readers])
         daemon = Daemon(
             settings=settings,
             config_file=config_file,

@@ -6,14 +6,13 @@ directory so that a new installation does not reset it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.whole_files import replace_whole, settle_names
 
 FILE_NAME = "engine.json"
 LARGEST_BYTES = 4096
@@ -64,8 +63,8 @@ def write_choice(state_dir: Path, name: str | None) -> None:
             file.unlink(missing_ok=True)
         else:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(file, json.dumps({"dir": name}).encode() + b"\n")
-        _settle(state_dir)
+            replace_whole(file, json.dumps({"dir": name}).encode() + b"\n")
+        settle_names(state_dir)
     except OSError as error:
         done = "removed" if name is None else "written"
         raise LlmError(
@@ -85,28 +84,3 @@ def ignored(file: Path, why: str, **details: object) -> LlmError:
         path=str(file),
         **details,
     )
-
-
-def _replace(file: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{FILE_NAME}.")
-    fresh = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as record:
-            record.write(content)
-            record.flush()
-            os.fsync(record.fileno())  # a full disk tells at the latest now
-        fresh.replace(file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-
-
-def _settle(directory: Path) -> None:
-    """Make a renamed or removed name last through a power cut, where the file system can do that."""
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -66,21 +66,22 @@ def open_nvidia(restart_pause_s: float = RESTART_PAUSE_S) -> tuple[NvmlReader, .
         session.start()
         count = int(nvml.nvmlDeviceGetCount())
         if count == 0:
-            raise NoCardError("the NVIDIA driver lists no device")
+            raise NoCardError("the NVIDIA driver lists no device", is_installed=True)
         driver = str(nvml.nvmlSystemGetDriverVersion())
         readers = _identified(session, count, driver)
     except nvml.NVMLError as error:
-        session.stop()
+        session.give_up()
         if error.value in (
             nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
             nvml.NVML_ERROR_DRIVER_NOT_LOADED,
             nvml.NVML_ERROR_GPU_NOT_FOUND,
         ):
-            _raise_if_library_is_broken(error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-            raise NoCardError(str(error)) from error
+            is_missing = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+            _raise_if_library_is_broken(is_missing)
+            raise NoCardError(str(error), is_installed=not is_missing) from error
         raise session.unreadable("the driver could not be asked", error) from error
     except NoCardError:
-        session.stop()
+        session.give_up()
         raise
     session.users = len(readers)
     return tuple(sorted(readers, key=lambda reader: -reader.card.total_bytes))
@@ -189,11 +190,15 @@ class _Session:
                 raise self._failure
             return
         self._restarted_s = now_s
+        self.give_up()
+        self.start()
+
+    def give_up(self) -> None:
+        """Shut down a library of which nothing is expected any more."""
         try:
             self.stop()
         except self.nvml.NVMLError as error:
             log.warning("NVML could not be shut down: %s", error)
-        self.start()
 
     def leave(self) -> None:
         """One reader fewer; the last one shuts down. Raises LlmError CARD_UNREADABLE."""

@@ -131,4 +131,13 @@ class CardReader(Protocol):
 
 
 class NoCardError(Exception):
-    """There is no card of a vendor, for a reason that is no fault: no driver, no device, none that can be managed."""
+    """There is no card of a vendor, for a reason that is no fault: no driver, no device, none that can be managed.
+
+    Args:
+        why: for a person.
+        is_installed: the vendor's software is there all the same, so that a card which was there before is missing.
+    """
+
+    def __init__(self, why: str, *, is_installed: bool = False) -> None:
+        super().__init__(why)
+        self.is_installed = is_installed

@@ -26,6 +26,8 @@ PASSING = frozenset(
         ErrorCode.CARD_RELEASED,
     }
 )
+# A card that is lost may be back at any moment, and to ask costs nothing.
+CARD_PAUSE_S = 10.0
 
 
 class Comebacks:
@@ -77,8 +79,13 @@ class Comebacks:
             return None
         if error.code not in PASSING:
             return Latch(f"it could not be started again: {error.message}", error.hint or "")
-        # While the card is given away nothing is due; afterwards there is nothing to wait for.
-        delay_s = 0.0 if error.code is ErrorCode.CARD_RELEASED else policy.cap_s
+        delay_s = policy.cap_s
+        if error.code is ErrorCode.CARD_RELEASED:
+            delay_s = (
+                0.0  # while the card is given away nothing is due; afterwards there is nothing to wait for
+            )
+        elif error.code in {ErrorCode.CARD_UNREADABLE, ErrorCode.CARD_AT_RISK}:
+            delay_s = min(policy.cap_s, CARD_PAUSE_S)
         self._note(instance, Again(delay_s, instance.next_attempt))
         return None
 

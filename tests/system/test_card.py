@@ -168,4 +168,11 @@ def test_a_broken_driver_is_no_reason_to_use_the_processor(rig: Rig) -> None:
     rig.nvml.write(FakeCard(), failures={"nvmlInit": 18})  # driver/library version mismatch
     systemctl("start", DAEMON_UNIT, check=False)
     eventually(lambda: "mismatch" in rig.service.journal().lower(), what="the reason in the journal")
+    # It is known from before, so it stands there as what it is: a card that cannot be read.
+    problem = rig.service.request("POST", "/v1/load", {"model": "one"}).json()
+    assert problem["code"] == "card_unreadable" and "mismatch" in problem["detail"]
+    rig.service.stop()
+    next(rig.service.directory.rglob("cards.json")).unlink()
+    systemctl("start", DAEMON_UNIT, check=False)
+    # A first start has nothing to go by.
     assert rig.service.main_pid() == 0 or rig.service.ctl("status", check=False).returncode != 0

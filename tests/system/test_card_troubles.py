@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.nvml import NOT_SUPPORTED, FakeCard, FakeProcess
+from tests.fakes.nvml import DRIVER_NOT_LOADED, NOT_SUPPORTED, FakeCard, FakeProcess
 from tests.system.harness import eventually, model_units
 from tests.system.rig import MIB, ROOM_MIB, Rig, rigged
 from tests.system.rounds import RIVALS
@@ -39,6 +40,31 @@ def test_a_card_falls_off_the_bus_and_comes_back(rig: Rig) -> None:
     rig.nvml.find_again(UUID)
     eventually(lambda: rig.gpu().problem is None, what="the card is read again")
     rig.load_ready("alpha")
+    rig.check_books()
+
+
+def test_a_daemon_that_starts_while_its_card_is_lost(rig: Rig) -> None:
+    """It comes up, keeps what runs and what is wanted, admits nothing anywhere, and takes the card when it is back."""
+    rig.restart(restart_failed="true")
+    small, _ = rig.load_ready("small"), rig.load_ready("alpha")
+    rig.service.stop()
+    rig.nvml.fail("nvmlInit", DRIVER_NOT_LOADED)
+    os.kill(small["main_pid"], signal.SIGSEGV)
+    rig.service.start()
+    gpu = rig.gpu()
+    assert (gpu.name, gpu.uuid) == (FakeCard().name, UUID)
+    assert gpu.problem is not None and gpu.problem["code"] == "card_unreadable"
+    assert gpu.grantable_bytes is None
+    assert rig.load("beta")["code"] == "card_unreadable"
+    assert rig.states()["alpha"] == "ready"
+    assert "alpha" in {each.model for each in gpu.reservations}
+    rig.nvml.recover()
+    eventually(lambda: rig.gpu().problem is None, what="the card is read again")
+    eventually(lambda: rig.states().get("small") == "ready", what="what was wanted is loaded again")
+    rig.unload("small")
+    rig.unload("alpha")
+    assert rig.gpu().grantable_bytes == ROOM_MIB * MIB
+    rig.load_ready("beta")
     rig.check_books()
 
 

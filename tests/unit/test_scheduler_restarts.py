@@ -288,6 +288,16 @@ def test_a_start_for_which_there_is_no_room_is_tried_again_later(world: Restarti
     assert the(world.look(after_s=1.0), Restore).attempt == 1
 
 
+@pytest.mark.parametrize("code", [ErrorCode.CARD_UNREADABLE, ErrorCode.CARD_AT_RISK])
+def test_a_lost_card_is_not_waited_for_as_long_as_a_full_one(world: Restarting, code: ErrorCode) -> None:
+    world.bring_up("a")
+    world.die()
+    world.look(after_s=2.0)
+    world.do(ComebackRefused("a", LlmError(code, "lost")))
+    assert of_kind(world.look(after_s=9.0), Restore) == []
+    assert the(world.look(after_s=1.0), Restore).attempt == 1
+
+
 def test_a_start_that_can_never_be_is_latched(world: Restarting) -> None:
     world.bring_up("a")
     world.die()
