@@ -96,6 +96,12 @@ PLAN_OPTIONS = (
         type=click.Choice(("auto", "card", "host", "off")),
         help="Where the projector of a model that sees or hears is; off for text alone." + SETTING,
     ),
+    click.option(
+        "--purpose",
+        "purpose",
+        type=click.Choice(("chat", "embedding", "rerank")),
+        help="What it serves: text, vectors, or scores of texts. Default: what it was made for.",
+    ),
     click.option("--unified", "unified", is_flag=True, help="All slots share one pool of context."),
     click.option("--swa-full", "swa_full", is_flag=True, help="Sliding layers keep the whole context."),
     click.option(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.request import Drafting, Offload, PlanRequest, ProjectorPlace, option_of
 from lllm3090d.planning.slots import SlotPolicy
@@ -22,6 +23,7 @@ _ASKED = (
     "drafting",
     "draft_tokens",
     "projector",
+    "purpose",
 )
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -48,6 +50,9 @@ class ModelSettings(BaseModel):
         default=None, description="longest draft"
     )
     projector: ProjectorPlace | None = Field(default=None, description="where its projector is")
+    purpose: Purpose | None = Field(
+        default=None, description="what it serves: chat, embedding or rerank; left out: what it was made for"
+    )
     pin: bool = Field(default=False, description="it is pinned whenever it is loaded")
     idle_ttl_s: Annotated[float, Field(ge=0, le=86400)] | None = Field(
         default=None, description="seconds without use after which it is unloaded; 0 for never"
@@ -95,6 +100,7 @@ class ModelSettings(BaseModel):
             drafting=self.drafting,
             draft_tokens=self.draft_tokens,
             projector=self.projector,
+            purpose=self.purpose,
         )
 
     @property

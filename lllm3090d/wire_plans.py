@@ -61,6 +61,10 @@ class PlanOptions(Request):
     tiered: bool = Field(
         default=False, description="a part of the cache in pinned host memory, where the engine offers that"
     )
+    purpose: Purpose | None = Field(
+        default=None,
+        description="what it is to serve: text, vectors or scores; null: what it was made for",
+    )
     arguments: EngineArguments = Field(
         default=(),
         description="further arguments for the engine; those with a price change the plan",
@@ -339,6 +343,7 @@ class PlanView(Response):
     micro_batch_tokens: int | None = None
     unified: bool | None = None
     swa_full: bool | None = None
+    purpose: Purpose | None = Field(default=None, description="what it serves: chat, embedding or rerank")
     placement: PlacementView | None = None
     draft: DraftView | None = Field(default=None, description="null where nothing is drafted")
     projector: ProjectorPlace | None = Field(default=None, description="null where the model has none")

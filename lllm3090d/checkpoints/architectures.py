@@ -82,6 +82,7 @@ class Graph(enum.Enum):
     TWO_QUERIES = "two queries"
     PER_LAYER_EMBEDDINGS = "per-layer embeddings"
     ALTUP = "altup"  # per-layer embeddings and one residual more
+    ENCODER = "encoder"  # attends to a whole micro batch at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ _ENCODERS = (
     "neo-bert", "nomic-bert", "nomic-bert-moe", "rnd1",
 )  # fmt: skip
 _DIFFUSION = ("dream", "llada", "rnd1")  # these do have an output
+_PRICED_ENCODERS = ("bert", "nomic-bert")
 
 _LAST = Periods.DENSE_LAST
 _FIRST = Periods.DENSE_FIRST
@@ -206,11 +208,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             for name, (sliding, mtp) in _SLIDING_WITH_MTP.items()
         },
         **{
-            name: Architecture(has_memory=False, embedding_is_output=name in _DIFFUSION, graph=Graph.NONE)
+            name: Architecture(
+                has_memory=False,
+                embedding_is_output=name in _DIFFUSION,
+                graph=Graph.ENCODER if name in _PRICED_ENCODERS else Graph.NONE,
+            )
             for name in _ENCODERS
         },
         # The window changes nothing here but which lengths the heads of a layer have.
-        "gemma-embedding": Architecture(has_memory=False, sliding=Sliding(_LAST, 6), graph=Graph.NONE),
+        "gemma-embedding": Architecture(has_memory=False, sliding=Sliding(_LAST, 6), graph=Graph.ENCODER),
         "gemma3n": Architecture(
             sliding=Sliding(_LAST, 5, required=True), kv_layers=20, doubles_tied=True, graph=Graph.ALTUP
         ),

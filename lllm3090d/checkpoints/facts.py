@@ -34,6 +34,7 @@ from lllm3090d.checkpoints.layers import (
 )
 from lllm3090d.checkpoints.metadata import Keys
 from lllm3090d.checkpoints.projector import ProjectorFacts, VisionFacts
+from lllm3090d.checkpoints.purpose import Pooling, Purpose, purpose_of
 from lllm3090d.checkpoints.required_keys import check_keys
 from lllm3090d.checkpoints.shards import check_split, complete_shards
 from lllm3090d.checkpoints.tensor_shapes import check_tables
@@ -157,6 +158,8 @@ class CheckpointFacts:
         latent: None without latent attention.
         rope: None where the file says nothing of positions.
         drafter: of a file that only drafts for a model; None for a model.
+        purpose: what it was made for.
+        pooling: how the vectors of its tokens become one, as its file says; None where it does not.
     """
 
     architecture: str
@@ -179,6 +182,8 @@ class CheckpointFacts:
     rope: RopeFacts | None = None
     reasoning: tuple[str, ...] = ()
     drafter: DrafterFacts | None = None
+    purpose: Purpose = Purpose.CHAT
+    pooling: Pooling | None = None
 
     def __hash__(self) -> int:
         """Of a few fields that tell checkpoints apart: prices look facts up by the hundred."""
@@ -313,7 +318,10 @@ def facts_of_headers(headers: Sequence[GgufHeader], *, is_drafter: bool = False)
     trained = keys.number(f"{architecture}.context_length", least=1)
     template = keys.value("tokenizer.chat_template")
     sliding = any(layer.kind is LayerKind.SLIDING for layer in layers)
+    purpose, pooling = purpose_of(headers[0])
     return CheckpointFacts(
+        purpose=purpose,
+        pooling=pooling,
         architecture=architecture,
         title=printable(keys.text("general.name", "")) or None,
         quantisation=quantisation_of(headers, keys),

@@ -12,7 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.builds import library_environment
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.extra_arguments import ALTERED_BY_SYSTEMD, NOTHING, ExtraArguments
@@ -40,6 +42,9 @@ ALL_LAYERS = "999"  # more layers than any model has; "all" is unknown to older 
 LAYER_SPELLINGS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 EXPERT_SPELLINGS = ("--n-cpu-moe", "-ncmoe")
 DRAFTER_SPELLINGS = ("-md", "--spec-draft-model", "--model-draft")
+PURPOSE_SPELLINGS: Mapping[Purpose, tuple[str, ...]] = MappingProxyType(
+    {Purpose.EMBEDDING: ("--embeddings", "--embedding"), Purpose.RERANK: ("--reranking", "--rerank")}
+)
 HOST_CACHE_SPELLINGS = ("--no-kv-offload", "-nkvo")
 SOCKET_SUFFIX = ".sock"  # by this the engine tells a Unix socket from a host name
 SOCKET_PATH_LIMIT_BYTES = 107  # sun_path of Linux, without its terminator
@@ -132,6 +137,7 @@ def launch(  # noqa: PLR0917  # the six things a launch is made of, in a fixed o
     _draft(line, plan, drafter_path)
     _project(line, plan, projector_path)
     _stretch(line, plan)
+    _serve(line, sizes)
     line.optional_switch("--no-ui", "--no-webui")
     line.optional_switch("--jinja")
     line.optional_switch("--metrics")
@@ -196,6 +202,9 @@ def features(
         shares_pool=offers("--kv-unified", "-kvu"),
         stretches=all(map(offers, ("--rope-scaling", "--rope-scale", "--yarn-orig-ctx"))),
         tier=_tier_room(capabilities, card, host),
+        purposes=frozenset(
+            purpose.value for purpose, spellings in PURPOSE_SPELLINGS.items() if offers(*spellings)
+        ),
     )
 
 
@@ -352,6 +361,14 @@ def _project(line: _CommandLine, plan: Plan, projector_path: Path | None) -> Non
         line.optional_or_variable(plan.split.main, PROJECTOR_DEVICE_VARIABLE, "-mmdev", "--mmproj-device")
     if plan.launch.image_max_tokens:
         line.required(str(plan.launch.image_max_tokens), "--image-max-tokens")
+
+
+def _serve(line: _CommandLine, sizes: Sizes) -> None:
+    """What it serves beside text; the pooling only where the file's own is none that serves it."""
+    if sizes.purpose is not Purpose.CHAT:
+        line.required_switch(*PURPOSE_SPELLINGS[sizes.purpose])
+    if sizes.pooling is not None:
+        line.required(sizes.pooling.value, "--pooling")
 
 
 def _stretch(line: _CommandLine, plan: Plan) -> None:

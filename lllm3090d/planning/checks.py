@@ -15,6 +15,7 @@ from lllm3090d.planning.launch import Drafter, SpecType
 from lllm3090d.planning.refusal import slots_text
 from lllm3090d.planning.request import Drafting, Features, PlanRequest, ProjectorPlace, option_of
 from lllm3090d.planning.units import PAGE_TOKENS
+from lllm3090d.planning.vectors import unserved
 
 # Of what may be asked, whoever asks: the API, the client, or further arguments of the engine. Slots have a limit of the
 # engine's own.
@@ -255,4 +256,5 @@ def _impossible(
             "Leave the tier out, or use a build that offers it.",
         ),
     )
-    return next(((what, hint) for wrong, what, hint in reasons if wrong), None)
+    found = next(((what, hint) for wrong, what, hint in reasons if wrong), None)
+    return found or unserved(facts, request, features)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from lllm3090d.checkpoints.facts import CheckpointFacts, Graph, LayerFacts, LayerKind
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.planning import encoder_compute
 from lllm3090d.planning.cache import CacheShape, CacheType, layer_row_bytes
 from lllm3090d.planning.layer_groups import REMEMBERED_CHECKPOINTS, trunk_groups
 from lllm3090d.planning.units import MIB, round_up
@@ -192,8 +193,13 @@ def logits_bytes(facts: CheckpointFacts, outputs: int) -> int:
     return outputs * facts.vocabulary_size * F32_BYTES
 
 
-def server_outputs(shape: CacheShape, draft_tokens: int = 0) -> int:
-    """Outputs of one micro batch: one for each slot, and one more for each token of a draft."""
+def server_outputs(shape: CacheShape, draft_tokens: int = 0, *, every_token: bool = False) -> int:
+    """Outputs of one micro batch: one for each slot, and one more for each token of a draft.
+
+    For vectors every token is one (``server_output_limits`` of b11434).
+    """
+    if every_token:
+        return graph_tokens(shape)
     return shape.slots * (1 + draft_tokens)
 
 
@@ -354,6 +360,8 @@ def card_compute_bytes(
         LlmError: UNSUPPORTED_ARCHITECTURE where there is no formula.
     """
     _check_graph(facts)
+    if facts.rule.graph is Graph.ENCODER:
+        return encoder_compute.card_bytes(facts, graph_tokens(shape), shape.slots)
     copies = f16_copies_bytes(facts, shape, type_k, type_v, backend)
     mixers = _mixers_bytes(facts, shape, copies_bytes=copies)
     words = logits_bytes(facts, server_outputs(shape) if outputs is None else outputs)
@@ -370,7 +378,9 @@ def card_compute_bytes(
 def host_compute_bytes(
     facts: CheckpointFacts, shape: CacheShape, type_k: CacheType, type_v: CacheType
 ) -> int:
-    """Compute buffer in pinned host memory beside a real card: M + 4 E U."""
+    """Compute buffer in pinned host memory beside a real card: M + 4 E U; encoders see their own module."""
+    if facts.rule.graph is Graph.ENCODER:
+        return encoder_compute.host_bytes(facts, graph_tokens(shape), shape.slots)
     return (
         mask_bytes(facts, shape, type_k, type_v)
         + _residual_bytes(facts, shape, RESIDUAL_COPIES)
@@ -388,6 +398,8 @@ def cpu_compute_bytes(
 ) -> int:
     """Compute buffer without a card: M + 5 E U + max(body, attention + f16 copies, logits); as on a card otherwise."""
     _check_graph(facts)
+    if facts.rule.graph is Graph.ENCODER:
+        return encoder_compute.cpu_bytes(facts, graph_tokens(shape), shape.slots)
     residuals = PER_LAYER_RESIDUALS.get(facts.rule.graph, 0)
     outputs = server_outputs(shape) if outputs is None else outputs
     copies = f16_copies_bytes(facts, shape, type_k, type_v, Backend.CPU)
@@ -481,6 +493,14 @@ def compute_margin_bytes(
 def output_buffer_bytes(facts: CheckpointFacts, parallel: int) -> int:
     """Host copy of the logits the server samples from: 4 V for each slot."""
     return F32_BYTES * facts.vocabulary_size * parallel
+
+
+def vector_buffer_bytes(facts: CheckpointFacts, batch_tokens: int) -> int:
+    """The same of an engine that gives vectors: 4 (V + E) for each token of a batch.
+
+    Room for logits is made for models without an output matrix too (``output_reserve`` of b11434).
+    """
+    return F32_BYTES * (facts.vocabulary_size + facts.embedding_length) * batch_tokens
 
 
 def runtime_bytes(backend: Backend) -> int:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType
@@ -126,6 +127,8 @@ class Launch:
             (``--kv-vram-cells``); 0 for all of them.
         tail_draft_tokens: longest draft beyond that line (``--spec-draft-n-max-tail``); 0 for the same everywhere.
         drafter: the file that drafts (``-md``); None where the model drafts for itself, or nobody does.
+        purpose: what it serves (``--embeddings``, ``--reranking``).
+        pooling: ``--pooling``; None where it is not given.
     """
 
     context_tokens: int
@@ -147,6 +150,8 @@ class Launch:
     line_tokens: int = 0
     tail_draft_tokens: int = 0
     drafter: CheckpointFacts | None = None
+    purpose: Purpose = Purpose.CHAT
+    pooling: Pooling | None = None
 
     @property
     def cache_types(self) -> tuple[CacheType, CacheType]:

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
@@ -51,6 +52,7 @@ from lllm3090d.planning.tier_choice import Candidate
 from lllm3090d.planning.tier_conditions import shared_line_caution
 from lllm3090d.planning.tiering import chosen_of, tier_of, tiered
 from lllm3090d.planning.units import MIB, PAGE_TOKENS, mib_ceil, round_up
+from lllm3090d.planning.vectors import for_vectors, longest_text_tokens
 from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS
 
 # Least window for which drafting is automatic: the smallest in which an agent can work, in whole pages.
@@ -333,7 +335,7 @@ class Planner:
         quote = variant.charge(launch)
         return Plan(
             launch=launch,
-            window_tokens=min(stream, variant.limit_tokens),
+            window_tokens=longest_text_tokens(self.facts, launch, min(stream, variant.limit_tokens)),
             on_card=self.card_kind is not CardKind.CPU,
             capped_by=capped_by,
             quote=quote,
@@ -355,7 +357,10 @@ class Planner:
         type_k, type_v = self._cache_types(notes)
         return Variant(
             facts=self.facts,
-            template=Launch(
+            template=for_vectors(
+                self.facts,
+                request,
+                Launch(
                 context_tokens=0,  # replaced by every launch of the search
                 parallel=request.parallel or 1,
                 cache_type_k=type_k,
@@ -368,6 +373,7 @@ class Planner:
                 unified=request.unified,
                 swa_full=request.swa_full,
                 layers=self._given_placement(),
+                ),
             ),
             policy=calibrated_policy(policy, self.calibration),
             backend=Backend.CPU if self.card_kind is CardKind.CPU else self.features.backend,
@@ -424,6 +430,9 @@ class Planner:
 
     def _drafting(self, variant: Variant, notes: list[str]) -> Variant:
         """With a draft where it was asked for, or is open, offered and fits."""
+        if variant.template.purpose is not Purpose.CHAT:
+            self._note_draft_tokens(f"nothing is generated for {variant.template.purpose}", notes)
+            return variant
         choice = self.request.drafting or self.policy.drafting
         automatic = choice is Drafting.AUTO
         template = None
@@ -496,6 +505,8 @@ class Planner:
         choice = self.request.projector or self.policy.projector
         if self.projector is None or choice is ProjectorPlace.OFF:
             return variant
+        if variant.template.purpose is not Purpose.CHAT and self.request.projector is None:
+            return variant  # texts become vectors; for images somebody has to ask
         if not self.features.projects:
             notes.append("without the projector: this engine takes none")
             return variant

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import compute, placement
 from lllm3090d.planning.launch import Launch
@@ -267,7 +268,9 @@ def server_outputs(facts: CheckpointFacts, launch: Launch) -> int:
     """Outputs of a micro batch that the server asks for, those of drafts included."""
     shape = launch.shape(facts)
     draft_tokens = 0 if launch.draft is None else launch.draft.tokens
-    return min(compute.server_outputs(shape, draft_tokens), compute.graph_tokens(shape))
+    vectors = launch.purpose is not Purpose.CHAT
+    outputs = compute.server_outputs(shape, draft_tokens, every_token=vectors)
+    return min(outputs, compute.graph_tokens(shape))
 
 
 def judge(facts: CheckpointFacts, launch: Launch, backend: Backend, projection: Projection) -> Comparison:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, ProjectorFacts
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache, compute, placement, tier
 from lllm3090d.planning.cache import CacheShape
@@ -170,6 +171,10 @@ class _Order:
         """What of the model is on the card."""
         return self.launch.placement(self.facts)
 
+    @property
+    def _gives_vectors(self) -> bool:
+        return self.launch.purpose is not Purpose.CHAT
+
     def weights(self) -> list[LineItem]:
         """All tensors, by place."""
         facts, where = self.facts, self.where
@@ -247,7 +252,7 @@ class _Order:
         """Compute buffer with its margin."""
         facts, shape, types = self.facts, self.shape, self.launch.cache_types
         draft_tokens = self.launch.longest_draft
-        outputs = compute.server_outputs(shape, draft_tokens)
+        outputs = compute.server_outputs(shape, draft_tokens, every_token=self._gives_vectors)
         if self.backend is Backend.CPU:
             graph = compute.cpu_compute_bytes(facts, shape, *types, outputs=outputs)
             formula = "masks + 5 E U + widest of body, attention, logits"
@@ -404,14 +409,14 @@ class _Order:
     def process(self, place: Place) -> list[LineItem]:
         """The rest of the process, in host memory."""
         facts, shape, launch = self.facts, self.shape, self.launch
-        items = [
-            _item(
-                "output buffer",
-                place,
-                compute.output_buffer_bytes(facts, shape.slots),
-                f"{shape.slots} {'slot' if shape.slots == 1 else 'slots'} x {facts.vocabulary_size:,} vocabulary x 4 B",
-            )
-        ]
+        slots = f"{shape.slots} {'slot' if shape.slots == 1 else 'slots'}"
+        size = compute.output_buffer_bytes(facts, shape.slots)
+        formula = f"{slots} x {facts.vocabulary_size:,} vocabulary x 4 B"
+        if self._gives_vectors:
+            size = compute.vector_buffer_bytes(facts, launch.batch_tokens)
+            formula = f"{launch.batch_tokens:,} tokens x ({facts.vocabulary_size:,} vocabulary"
+            formula += f" + {facts.embedding_length:,}) x 4 B"
+        items = [_item("output buffer", place, size, formula)]
         items += self.checkpoints(place)
         if launch.prompt_cache_mib:
             formula = f"limit of finished prompts: {launch.prompt_cache_mib} MiB"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.devices import DeviceRoom
@@ -75,6 +76,7 @@ class PlanRequest:
         batch_tokens, micro_batch_tokens: ``-b`` and ``-ub``.
         rope_scaling: how positions are stretched for a window beyond the trained one.
         tiered: a part of the cache in pinned host memory, where the engine offers that.
+        purpose: what it is to serve; None for what it was made for.
     """
 
     context_tokens: int | None = None
@@ -95,6 +97,7 @@ class PlanRequest:
     micro_batch_tokens: int | None = None
     rope_scaling: RopeScaling | None = None
     tiered: bool = False
+    purpose: Purpose | None = None
 
     @property
     def places_by_hand(self) -> bool:
@@ -155,6 +158,7 @@ class Features:
         shares_pool: ``--kv-unified``.
         stretches: ``--rope-scaling`` and what goes with it.
         tier: for a tiered cache, what engine, card and host allow; None where the engine offers none.
+        purposes: what it serves beside text (``--embeddings``, ``--reranking``).
     """
 
     backend: Backend
@@ -166,6 +170,7 @@ class Features:
     shares_pool: bool = True
     stretches: bool = True
     tier: TierRoom | None = None
+    purposes: frozenset[str] = frozenset({Purpose.EMBEDDING.value, Purpose.RERANK.value})
 
 
 @dataclass(frozen=True, slots=True)

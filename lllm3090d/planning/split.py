@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind, ProjectorFacts, total
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache, compute, placement
 from lllm3090d.planning.cache import CacheShape
@@ -352,7 +353,9 @@ class Division:
     def _compute(self, where: _Position) -> LineItem:
         """An upper bound, with its margin."""
         launch, graph = self.launch, self._graph
-        size = graph.bytes(compute.server_outputs(self._shape, launch.longest_draft) if where.last else 0)
+        vectors = launch.purpose is not Purpose.CHAT
+        outputs = compute.server_outputs(self._shape, launch.longest_draft, every_token=vectors)
+        size = graph.bytes(outputs if where.last else 0)
         inputs = graph.inputs_bytes(first=where.first, last=where.last)
         more = compute.compute_margin_bytes(self.facts, self._shape, size, self.policy.margins)
         more += compute.HOST_TENSOR_COPIES * placement.largest_host_tensor_bytes(self.facts, self.where)

@@ -63,4 +63,5 @@ def plan_request(options: PlanOptions) -> PlanRequest:
         micro_batch_tokens=options.micro_batch_tokens,
         rope_scaling=options.rope_scaling,
         tiered=options.tiered,
+        purpose=options.purpose,
     )

@@ -128,6 +128,7 @@ def plan_view(
         micro_batch_tokens=sizes.micro_batch_tokens,
         unified=sizes.unified,
         swa_full=sizes.swa_full,
+        purpose=sizes.purpose,
         placement=_placement_view(plan),
         draft=_draft_view(plan),
         projector=_projector_place(plan) if has_projector else None,

@@ -287,6 +287,7 @@ def asked(plan: Plan) -> PlanRequest:
         micro_batch_tokens=launch.micro_batch_tokens,
         rope_scaling=plan.rope.scaling if plan.rope else None,
         tiered=launch.line_tokens > 0,
+        purpose=None if launch.purpose is Purpose.CHAT else launch.purpose,
     )
 
 

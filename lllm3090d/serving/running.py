@@ -191,6 +191,7 @@ def mismatch(current: Plan, event: LoadRequested, *, asked: PlanRequest | None =
     if experts is None and request.gpu_layers is not None:
         experts = 0  # a placement by hand is the whole of it
     wanted: Mapping[str, tuple[object, object]] = {
+        "purpose": (request.purpose, sizes.purpose),
         "context": (context, current.context_tokens),
         "slots": (request.parallel, current.parallel),
         "K cache": (request.cache_type_k, current.cache_type_k),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.engines.arguments import Launch as EngineLaunch
 from lllm3090d.engines.confidential import confidential
 from lllm3090d.errors import ErrorCode, LlmError
@@ -45,7 +46,7 @@ RUN_VARIABLE = "LLLM3090_RUN"
 RECORD_SCHEMA: Literal[1] = 1
 # Raised with every field that is added: a fixture of each is in tests/data/records. What is added must have a default
 # that stands for what there was before, so that every release of a schema reads the records of all others.
-RECORD_MINOR = 4
+RECORD_MINOR = 5
 LOG_FILE_PROPERTY = "StandardOutputFileToAppend"
 # `struct sockaddr_un.sun_path` holds 108 bytes with the terminating zero.
 SUN_PATH_BYTES = 107
@@ -108,6 +109,8 @@ class LaunchRecord(BaseModel):
     checkpoint_min_step_tokens: Tokens = DEFAULT_CHECKPOINT_STEP_TOKENS
     line_tokens: Tokens = 0
     tail_draft_tokens: Tokens = 0
+    purpose: Purpose = Purpose.CHAT
+    pooling: Pooling | None = None
     with_projector: bool = False
     rope: Stretch | None = None
     tier: Tier | None = None
@@ -138,6 +141,8 @@ class LaunchRecord(BaseModel):
             checkpoint_min_step_tokens=sizes.checkpoint_min_step_tokens,
             line_tokens=sizes.line_tokens,
             tail_draft_tokens=sizes.tail_draft_tokens,
+            purpose=sizes.purpose,
+            pooling=sizes.pooling,
             with_projector=plan.with_projector,
             rope=plan.rope,
             tier=plan.tier,
@@ -258,6 +263,8 @@ class Record(BaseModel):
                 checkpoint_min_step_tokens=more.checkpoint_min_step_tokens,
                 line_tokens=more.line_tokens,
                 tail_draft_tokens=more.tail_draft_tokens,
+                purpose=more.purpose,
+                pooling=more.pooling,
             ),
             window_tokens=self.window_tokens,
             on_card=self.on_card,

@@ -156,7 +156,7 @@ class Driver:
         if code == "ready":
             # Before the deed is over: from now on it is missed.
             if not self._gone_since(model, deed):
-                self._watch.want(model, f"loaded by step {number}")
+                self._watch.want(model, f"loaded by step {number}", deed.at_s)
         else:
             self._watch.unwant(model)
         self._deeds.over(deed)
@@ -525,7 +525,12 @@ class Driver:
 
     def _stranger(self, step: Step) -> str | None:
         card = read_card(self._scene.nvml.state.read_text(encoding="utf-8"))
-        size = int((card.total - card.reserved - card.used) * step.share)
+        # What a model that loads has not taken yet would be taken from under it; no daemon keeps programs from that.
+        coming = {deed.model for deed in self._deeds.of("load") if deed.until_s is None}
+        engines = self._watch.engines
+        promised = sum(self._scene.prices[name] for name in coming | {each.model for each in engines})
+        yet_to_come = max(0, promised - card.of([each.pid for each in engines]))
+        size = int((card.total - card.reserved - card.used - yet_to_come) * step.share)
         if size < MIB:
             return None
         deed = self._deeds.did("stranger", lasts=True)

@@ -73,6 +73,7 @@ class Watch:
         deeds: Deeds,
     ) -> None:
         self._socket, self._engine, self._card_state = control_socket, engine, card_state
+        self._evicted_s: dict[str, float] = {}  # when the last eviction of a model was read
         self._prices, self._deeds = prices, deeds
         self.findings = Findings()
         self.wanted: dict[str, str] = {}
@@ -100,10 +101,11 @@ class Watch:
         self._stop.set()
         self._thread.join(30)
 
-    def want(self, model: str, why: str) -> None:
-        """From now on it must be there."""
+    def want(self, model: str, why: str, asked_s: float) -> None:
+        """From now on it must be there, unless its eviction was told before its client could say that it is."""
         with self._wanted_lock:
-            self.wanted[model] = why
+            if self._evicted_s.get(model, 0.0) < asked_s:
+                self.wanted[model] = why
 
     def unwant(self, *models: str) -> None:
         """It may go; without names all."""
@@ -191,6 +193,8 @@ class Watch:
             self._seq = max(self._seq, event["seq"])
             self.findings.events[event["seq"]] = event
             if event["kind"] == "eviction" and event.get("model"):
+                with self._wanted_lock:
+                    self._evicted_s[event["model"]] = time.monotonic()
                 self.unwant(event["model"])
 
     def _age(self, found: tuple[Difference, ...], now_s: float) -> None:
