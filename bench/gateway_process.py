@@ -22,6 +22,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.gateway import Gateway
 from lllm3090d.gateway.guard import Rules
@@ -60,6 +61,10 @@ class OneModel:
     async def canonical(self, name: str) -> str:
         """There is no other."""
         raise LlmError(ErrorCode.UNKNOWN_MODEL, f"There is no model {name}.", hint=f"Ask for {MODEL}.")
+
+    async def purpose(self, name: str) -> Purpose:
+        """It generates text."""
+        return Purpose.CHAT
 
     async def lease(self, name: str, lease: str) -> Served:
         """Keep it."""

@@ -37,6 +37,8 @@ BACKENDS = {
 }
 # How the daemon names the run of a plan, which never starts.
 NO_RUN = "-00000000."
+# What goes without saying (chat) is left out.
+PURPOSES = {"embedding": "vectors (/v1/embeddings)", "rerank": "scores of texts (/v1/rerank)"}
 MODEL = "model"
 CAPABILITY = "capability"
 VERDICTS = {
@@ -237,6 +239,9 @@ def _launch(view: Document) -> Iterator[tuple[str, str]]:
         key, value = draft.text("cache_type_k"), draft.text("cache_type_v")
         cache = key if key == value else f"{key}/{value}"
         yield "drafting", f"{draft.text('spec_type')}, {draft.whole('tokens')} tokens, {cache} cache"
+    purpose = view.maybe_text("purpose")
+    if purpose in PURPOSES:
+        yield "serves", PURPOSES[purpose]
     projector = view.maybe_text("projector")
     yield (
         "projector",

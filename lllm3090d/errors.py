@@ -87,6 +87,7 @@ class ErrorCode(enum.StrEnum):
     SHUTTING_DOWN = "shutting_down"
     FILES_EXHAUSTED = "files_exhausted"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    WRONG_PURPOSE = "wrong_purpose"
     TOO_MANY_REQUESTS = "too_many_requests"
     MODEL_NOT_READY = "model_not_ready"
     BODY_TOO_LARGE = "body_too_large"
@@ -163,6 +164,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.SHUTTING_DOWN, "The daemon is stopping", 503, ExitStatus.FAILURE),
     (ErrorCode.FILES_EXHAUSTED, "No file descriptors are left", 503, ExitStatus.FAILURE),
     (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "The prompt is too long", 400, ExitStatus.USAGE),
+    (ErrorCode.WRONG_PURPOSE, "The model does not serve this", 400, ExitStatus.USAGE),
     (ErrorCode.TOO_MANY_REQUESTS, "Too many requests wait", 429, ExitStatus.REFUSED),
     (ErrorCode.MODEL_NOT_READY, "The model is not ready", 503, ExitStatus.REFUSED),
     (ErrorCode.BODY_TOO_LARGE, "The request is too large", 413, ExitStatus.USAGE),

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from lllm3090d.checkpoints.badges import Badge
 from lllm3090d.checkpoints.classify import DraftMethod, Kind
 from lllm3090d.checkpoints.facts import LayerKind
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend, BuildKind
 from lllm3090d.engines.gpu_code import CodeFit
 from lllm3090d.gpus.readings import CardKind
@@ -225,6 +226,7 @@ class InstanceView(Response):
     window_tokens: int
     cache_type_k: CacheType
     cache_type_v: CacheType
+    purpose: Purpose = Field(default=Purpose.CHAT, description="what it serves: chat, embedding or rerank")
     reserved_bytes: int = Field(description="on all cards; of a model that is on none, of host memory")
     measured_bytes: int | None = Field(default=None, description="there, at most so far")
     reservations: tuple[ReservationView, ...] = Field(

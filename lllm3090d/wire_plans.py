@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from lllm3090d.checkpoints.badges import Badge
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.launch import SpecType

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.engines.capabilities import Backend, Capabilities
 from lllm3090d.engines.options import FALSE_WORDS, TRUE_WORDS, Given, OptionLine, read_options, whole_number
 from lllm3090d.errors import ErrorCode, LlmError
@@ -50,6 +51,8 @@ UNPRICED = (
 _DIVISION = frozenset(
     {"--split-mode", "--tensor-split", "--main-gpu", "--spec-draft-device", "--mmproj-device"}
 )
+# Not a person's to give among other arguments (--purpose is), and read back from a launch.
+_PURPOSES = frozenset({"--embeddings", "--reranking", "--pooling"})
 # Switches whose negation is meant: the other spelling is the default.
 _NEGATED = frozenset({"--no-repack", "--no-op-offload"})
 
@@ -173,13 +176,18 @@ class _Reader:
                     hint=f"Give {name} a larger number.",
                     option=name,
                 )
+        purpose, pooling = self._purpose()
+        micro_batch = line.number(DEFAULT_MICRO_BATCH_TOKENS, "--ubatch-size")
+        batch = line.number(DEFAULT_BATCH_TOKENS, "--batch-size")
         return Launch(
+            purpose=purpose,
+            pooling=pooling,
             context_tokens=context,
             parallel=slots,
             cache_type_k=self._cache_type("--cache-type-k"),
             cache_type_v=self._cache_type("--cache-type-v"),
-            batch_tokens=line.number(DEFAULT_BATCH_TOKENS, "--batch-size"),
-            micro_batch_tokens=line.number(DEFAULT_MICRO_BATCH_TOKENS, "--ubatch-size"),
+            batch_tokens=batch if purpose is Purpose.CHAT else min(batch, micro_batch),
+            micro_batch_tokens=micro_batch,
             context_checkpoints=line.number(DEFAULT_CONTEXT_CHECKPOINTS, "--ctx-checkpoints"),
             prompt_cache_mib=line.number(DEFAULT_PROMPT_CACHE_MIB, "--cache-ram"),
             unified=automatic or line.switch(False, "--kv-unified", "--no-kv-unified"),
@@ -194,6 +202,14 @@ class _Reader:
             tail_draft_tokens=max(0, line.number(0, "--spec-draft-n-max-tail")),
             drafter=self.drafter if draft is not None else None,
         )
+
+    def _purpose(self) -> tuple[Purpose, Pooling | None]:
+        """What it serves, and the pooling where that is given; a pooling that nobody knows is an unpriced option."""
+        line, word = self.line, self.line.text("--pooling")
+        pooling = Pooling(word) if word in set(Pooling) else None
+        if line.last("--reranking") is not None:
+            return Purpose.RERANK, None
+        return (Purpose.CHAT if line.last("--embeddings") is None else Purpose.EMBEDDING), pooling
 
     def _placement(self) -> Placement:
         line, blocks = self.line, len(self.facts.layers) + 1  # the output counts as one
@@ -312,7 +328,12 @@ class _Reader:
         found, is_divided = [], self._is_divided_by_layers()
         for name in UNPRICED:
             given = self.line.last(name)
-            if given is None or not has_no_price(given) or (is_divided and name in _DIVISION):
+            if (
+                name in _PURPOSES
+                or given is None
+                or not has_no_price(given)
+                or (is_divided and name in _DIVISION)
+            ):
                 continue
             found.append(given.written)
         return tuple(dict.fromkeys(found))

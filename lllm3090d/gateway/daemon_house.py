@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 
+from lllm3090d.checkpoints.purpose import Purpose, purpose_of_kind
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.house import Served
 from lllm3090d.gateway.reasoning import Reasoning
@@ -45,6 +46,21 @@ class DaemonHouse:
                 return self._daemon.loaded(name).name
             except LlmError:
                 raise error from None
+
+    async def purpose(self, name: str) -> Purpose:
+        """What a model serves; of one that is not loaded, what it would: the setting, else what it was made for."""
+        instance = self._daemon.scheduler.instance(name)
+        if instance is not None and instance.state in SERVING:
+            return instance.plan.launch.purpose
+        own = self.settings.models.get(name)
+        if own is not None and own.purpose is not None:
+            return own.purpose
+        try:
+            return purpose_of_kind((await asyncio.to_thread(self._daemon.lookup.resolve, name)).kind)
+        except LlmError:
+            if instance is None:
+                raise
+            return instance.plan.launch.purpose  # it is on its way, and its file is gone
 
     async def lease(self, name: str, lease: str) -> Served:
         """Keep a model that serves."""

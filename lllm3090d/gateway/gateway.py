@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.gateway import dialects
+from lllm3090d.gateway import dialects, purposes
 from lllm3090d.gateway.body import Body
 from lllm3090d.gateway.filters import CHANGED, LARGEST_CHANGED_BYTES, TOO_LARGE, filtered, is_changed
 from lllm3090d.gateway.guard import Rules, check, check_place, cors_headers
@@ -167,6 +167,7 @@ class Gateway:
         self, request: web.BaseRequest, route: Route, body: Body, extra: Mapping[str, str], record: Record
     ) -> web.StreamResponse:
         name = record.model = await self._model(route, body)
+        purposes.check(route, name, await self._house.purpose(name))
         policy = self._house.settings.gateway_load
         if route.load and policy is GatewayLoad.RETRY:
             self.seating.require(name)

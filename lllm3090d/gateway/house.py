@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.gateway.filters import ReasoningFilter
 from lllm3090d.gateway.upstream import Engine
 from lllm3090d.serving.daemon import Answer
@@ -51,6 +52,10 @@ class House(Protocol):
 
     async def canonical(self, name: str) -> str:
         """The name of a model on disk, or of one that is loaded. Raises LlmError UNKNOWN_MODEL, AMBIGUOUS_MODEL."""
+        ...
+
+    async def purpose(self, name: str) -> Purpose:
+        """What a model serves; of one that is not loaded, what it would."""
         ...
 
     async def lease(self, name: str, lease: str) -> Served:

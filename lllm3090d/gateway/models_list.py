@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
+from lllm3090d.checkpoints.classify import Kind
+from lllm3090d.checkpoints.purpose import Purpose, purpose_of_kind
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.house import House
 from lllm3090d.gateway.routes import MODELS
@@ -81,6 +83,13 @@ def document(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _purpose(view: ModelView, instance: Instance | None) -> Purpose:
+    """What it serves now, or what it was made for."""
+    if instance is not None:
+        return instance.plan.launch.purpose
+    return purpose_of_kind(view.kind or Kind.MODEL)
+
+
 def entry(view: ModelView, instance: Instance | None) -> dict[str, Any]:
     """One model: what a conversation holds is what its launch has, or would get on the empty card."""
     serves = instance is not None and instance.state in SERVING
@@ -105,5 +114,6 @@ def entry(view: ModelView, instance: Instance | None) -> dict[str, Any]:
         "slots": slots or None,
         "trained_context_tokens": view.trained_context_tokens,
         "kind": str(view.kind) if view.kind else None,
+        "purpose": str(_purpose(view, instance if serves else None)),
         "problem": (view.problem or view.plan_problem or {}).get("detail"),
     }

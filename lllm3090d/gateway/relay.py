@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from http import HTTPStatus
 
@@ -50,6 +51,11 @@ OURS = frozenset(
 NOT_SENT_ON = HOP_BY_HOP | OURS | {"content-length"}
 LARGEST_ERROR_BYTES = 1 << 16
 TOO_LONG = "exceed_context_size_error"
+# Of a text that is not computed in parts, and is longer than a micro batch; the engine (b11434) says so with a 500.
+TOO_LONG_AT_ONCE = re.compile(
+    r"input \((\d+) tokens\) is too large to process\. increase the physical batch size \(current batch size: (\d+)\)"
+)
+FAILURES_THAT_TELL = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR})
 
 
 def request_headers(headers: Iterable[tuple[bytes, bytes]], length_bytes: int | None) -> Headers:
@@ -110,7 +116,7 @@ async def relay(
     headers = answer_headers(head.headers)
     pieces = exchange.body()
     first: list[bytes] = []
-    if head.status == HTTPStatus.BAD_REQUEST and media_type(headers) == JSON:
+    if head.status in FAILURES_THAT_TELL and media_type(headers) == JSON:
         first = [await _beginning(pieces)]
         raise_if_too_long(first[0])
     response = web.StreamResponse(status=head.status, headers=headers)
@@ -161,6 +167,8 @@ async def relay_events(
 
 def raise_if_too_long(body: bytes) -> None:
     """Raise CONTEXT_LENGTH_EXCEEDED where an engine says that a prompt has no room, with both numbers."""
+    if found := TOO_LONG_AT_ONCE.search(_message(body)):
+        raise too_long(int(found[1]), int(found[2]))
     if TOO_LONG.encode() not in body:
         return
     try:

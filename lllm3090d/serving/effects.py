@@ -426,6 +426,7 @@ class Effects:
             batch_tokens=instance.plan.launch.batch_tokens,
             window_tokens=instance.plan.window_tokens,
             predict_tokens=1 if draft is None else draft.tokens + 1,
+            purpose=instance.plan.launch.purpose,
         )
         found = await probe(what, lambda: self._held_now(peaks))
         if found.skipped:

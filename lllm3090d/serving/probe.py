@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.serving.engine_http import EngineTalkError, ask
 from lllm3090d.settings import VerifyAfterLoad
@@ -25,6 +26,7 @@ SAMPLE_INTERVAL_S = 0.05
 SMALL_TIMEOUT_S = 5.0  # for what an engine answers without computing
 # Judgement: a batch of 2,048 tokens takes 1 to 4 s on a card; a CPU may need minutes and is given up.
 PROBE_TIMEOUT_S = 30.0
+RERANK_TOKENS = 64  # for a question and what a template puts around both; judgement
 LEAST_TOKENS = 2  # with fewer there is nothing to compute at once
 # Words that differ, so that a mixture sends them to many experts. Its first token is what is kept for the tidying, and
 # a conversation begins with the start token of its template.
@@ -79,6 +81,7 @@ class Probe:
         window_tokens: of one slot.
         predict_tokens: to be generated; with drafting enough for one draft, else 1.
         timeout_s: after which it is given up.
+        purpose: what the engine serves.
     """
 
     socket: Path
@@ -87,10 +90,13 @@ class Probe:
     window_tokens: int
     predict_tokens: int = 1
     timeout_s: float = PROBE_TIMEOUT_S
+    purpose: Purpose = Purpose.CHAT
 
     @property
     def prompt_tokens(self) -> int:
         """A full batch, or what a slot can hold beside the answer."""
+        if self.purpose is not Purpose.CHAT:
+            return min(self.batch_tokens, self.window_tokens)
         return min(self.batch_tokens, self.window_tokens - self.predict_tokens - 1)
 
 
@@ -152,7 +158,12 @@ class _Running:
         slot = await self._idle_slot()
         tidy, *words = await self._words()
         count = self.what.prompt_tokens
+        if self.what.purpose is Purpose.RERANK:
+            return await self._score(count, len(words) + 1)
         prompt = (words * -(-count // len(words)))[:count]
+        if self.what.purpose is Purpose.EMBEDDING:
+            await self._asked("POST", "/embedding", {"content": prompt}, self.what.timeout_s)
+            return count
         await self._complete(slot, prompt, self.what.predict_tokens, self.what.timeout_s)
         try:
             # Else the prompt would be copied to the prompt cache when the slot is needed, and found by a similar one.
@@ -183,6 +194,15 @@ class _Running:
         if len(set(tokens)) < LEAST_TOKENS + 1:
             raise _SkipError("its vocabulary has no words")
         return [tokens[0], *(token for token in tokens[1:] if token != tokens[0])]
+
+    async def _score(self, count: int, text_tokens: int) -> int:
+        """Score one text of about so many tokens: a rerank engine takes no tokens, and gives no vectors."""
+        times = (count - RERANK_TOKENS) // (text_tokens + 1)
+        if times < 1:
+            raise _SkipError(f"a slot of {self.what.window_tokens} tokens has no room for a text")
+        asked = {"query": "gold", "documents": [TEXT * times]}
+        await self._asked("POST", "/v1/rerank", asked, self.what.timeout_s)
+        return times * text_tokens
 
     async def _complete(self, slot: int, prompt: Sequence[int], predict: int, timeout_s: float) -> None:
         request = {

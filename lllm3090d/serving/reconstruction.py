@@ -15,6 +15,7 @@ from pathlib import Path
 from lllm3090d.bus.unit_status import UnitStatus
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.capabilities import Backend, Capabilities
 from lllm3090d.engines.command_line import FlashAttention, Reading, RopeArguments
 from lllm3090d.engines.option_kinds import FREE

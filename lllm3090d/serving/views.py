@@ -67,6 +67,7 @@ def instance_view(
         path=path_text(instance.record.path),
         context_tokens=instance.plan.context_tokens,
         parallel=instance.plan.parallel,
+        purpose=instance.plan.launch.purpose,
         window_tokens=instance.plan.window_tokens,
         cache_type_k=instance.plan.cache_type_k,
         cache_type_v=instance.plan.cache_type_v,

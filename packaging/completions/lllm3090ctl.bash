@@ -40,7 +40,7 @@ _lllm3090ctl_words() {
   for word in $1; do [[ $word != "$current"* ]] || COMPREPLY+=("$word"); done
 }
 
-_LLLM3090CTL_VALUED='--backend --batch --cache-type --card --context --cpu-experts --ctx --draft --draft-tokens --drain --gpu --gpu-layers --key-file --least-context --lines --max-tokens --micro-batch --model --offload --parallel --projector --rope-scaling --runs --shell --since --slot-policy --socket --system --timeout --vram -n -s'
+_LLLM3090CTL_VALUED='--backend --batch --cache-type --card --context --cpu-experts --ctx --draft --draft-tokens --drain --gpu --gpu-layers --key-file --least-context --lines --max-tokens --micro-batch --model --offload --parallel --projector --purpose --rope-scaling --runs --shell --since --slot-policy --socket --system --timeout --vram -n -s'
 
 # What can stand behind a command: options, and commands below it or arguments.
 _lllm3090ctl_at() {
@@ -149,7 +149,7 @@ _lllm3090ctl_at() {
       places=(keys nothing)
       ;;
     load)
-      options='--context --ctx --parallel --cache-type --slot-policy --offload --gpu-layers --cpu-experts --cache-on-host --draft --draft-tokens --projector --unified --swa-full --batch --micro-batch --rope-scaling --tier --least-context --gpu --pin --evict --no-evict --wait --no-wait --cancel-on-interrupt -q --quiet --json -h --help'
+      options='--context --ctx --parallel --cache-type --slot-policy --offload --gpu-layers --cpu-experts --cache-on-host --draft --draft-tokens --projector --purpose --unified --swa-full --batch --micro-batch --rope-scaling --tier --least-context --gpu --pin --evict --no-evict --wait --no-wait --cancel-on-interrupt -q --quiet --json -h --help'
       places=(models 'dashed files')
       ;;
     logs)
@@ -164,7 +164,7 @@ _lllm3090ctl_at() {
       places=(instances nothing)
       ;;
     plan)
-      options='--context --ctx --parallel --cache-type --slot-policy --offload --gpu-layers --cpu-experts --cache-on-host --draft --draft-tokens --projector --unified --swa-full --batch --micro-batch --rope-scaling --tier --card --vram --desktop --headless --backend --check --explain --json -h --help'
+      options='--context --ctx --parallel --cache-type --slot-policy --offload --gpu-layers --cpu-experts --cache-on-host --draft --draft-tokens --projector --purpose --unified --swa-full --batch --micro-batch --rope-scaling --tier --card --vram --desktop --headless --backend --check --explain --json -h --help'
       places=(models 'dashed files')
       ;;
     ps)
@@ -220,12 +220,14 @@ _lllm3090ctl_value() {
     'load --offload') _lllm3090ctl_words 'resident allowed' ;;
     'load --draft') _lllm3090ctl_words 'auto on off' ;;
     'load --projector') _lllm3090ctl_words 'auto card host off' ;;
+    'load --purpose') _lllm3090ctl_words 'chat embedding rerank' ;;
     'load --rope-scaling') _lllm3090ctl_words 'none linear yarn' ;;
     'plan --cache-type') _lllm3090ctl_words 'f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl' ;;
     'plan --slot-policy') _lllm3090ctl_words 'balanced window' ;;
     'plan --offload') _lllm3090ctl_words 'resident allowed' ;;
     'plan --draft') _lllm3090ctl_words 'auto on off' ;;
     'plan --projector') _lllm3090ctl_words 'auto card host off' ;;
+    'plan --purpose') _lllm3090ctl_words 'chat embedding rerank' ;;
     'plan --rope-scaling') _lllm3090ctl_words 'none linear yarn' ;;
     'plan --backend') _lllm3090ctl_words 'vulkan cuda cpu' ;;
     'run --key-file') _lllm3090ctl_files ;;

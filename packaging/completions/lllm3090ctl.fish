@@ -74,7 +74,7 @@ function __lllm3090ctl_program
     end
 end
 
-set -g __lllm3090ctl_valued --backend --batch --cache-type --card --context --cpu-experts --ctx --draft --draft-tokens --drain --gpu --gpu-layers --key-file --least-context --lines --max-tokens --micro-batch --model --offload --parallel --projector --rope-scaling --runs --shell --since --slot-policy --socket --system --timeout --vram -n -s
+set -g __lllm3090ctl_valued --backend --batch --cache-type --card --context --cpu-experts --ctx --draft --draft-tokens --drain --gpu --gpu-layers --key-file --least-context --lines --max-tokens --micro-batch --model --offload --parallel --projector --purpose --rope-scaling --runs --shell --since --slot-policy --socket --system --timeout --vram -n -s
 set -g __lllm3090ctl_groups '' 'config' 'engine' 'key'
 set -g __lllm3090ctl_passes_on 'claude'
 
@@ -250,6 +250,7 @@ complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l cache-on-host -
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l draft -x -a 'auto on off' -d 'Whether a model that can drafts for itself (multi-token prediction)'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l draft-tokens -x -d 'Longest draft'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l projector -x -a 'auto card host off' -d 'Where the projector of a model that sees or hears is; off for text alone'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l purpose -x -a 'chat embedding rerank' -d 'What it serves: text, vectors, or scores of texts'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l unified -d 'All slots share one pool of context'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l swa-full -d 'Sliding layers keep the whole context'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'load\'' -l batch -x -d 'Tokens accepted at once'
@@ -294,6 +295,7 @@ complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l cache-on-host -
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l draft -x -a 'auto on off' -d 'Whether a model that can drafts for itself (multi-token prediction)'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l draft-tokens -x -d 'Longest draft'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l projector -x -a 'auto card host off' -d 'Where the projector of a model that sees or hears is; off for text alone'
+complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l purpose -x -a 'chat embedding rerank' -d 'What it serves: text, vectors, or scores of texts'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l unified -d 'All slots share one pool of context'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l swa-full -d 'Sliding layers keep the whole context'
 complete -c lllm3090ctl -n '__lllm3090ctl_option_at \'plan\'' -l batch -x -d 'Tokens accepted at once'

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,9 +179,35 @@ def test_openai_embeddings(world: RealWorld, oai: Any) -> None:
     assert world.last().prompt_tokens == answer.usage.prompt_tokens
     (one,) = oai.embeddings.create(model=VECTORS, input=texts[0], encoding_format="float").data
     assert one.embedding == pytest.approx(cat, abs=1e-2)
-    with pytest.raises(openai.APIStatusError):  # a model that generates text is none that embeds
-        oai.with_options(max_retries=0).embeddings.create(model=CHAT, input=texts)
-    assert world.last().outcome is Outcome.ENGINE_ERROR
+    coded = oai.embeddings.create(model=VECTORS, input=texts[0], encoding_format="base64").data[0].embedding
+    assert struct.unpack(f"<{len(cat)}f", base64.b64decode(coded)) == pytest.approx(one.embedding, abs=1e-2)
+
+
+def test_a_text_longer_than_what_is_computed_at_once(oai: Any) -> None:
+    """The engine says so with a 500, which the SDK would try again."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        oai.embeddings.create(model=VECTORS, input=["short", long_prompt()])
+    body: Any = caught.value.body
+    assert body["code"] == ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert body["details"]["context_tokens"] == 512 < body["details"]["prompt_tokens"]
+
+
+def test_a_model_of_another_purpose_is_not_asked(world: RealWorld, oai: Any, claude: Any) -> None:
+    """Nor loaded: the refusal says what the model serves, and where."""
+    asked: tuple[tuple[str, Callable[[], Any]], ...] = (
+        (HUGE, lambda: oai.embeddings.create(model=HUGE, input="a")),
+        (VECTORS, lambda: oai.chat.completions.create(model=VECTORS, messages=QUESTION)),
+        (VECTORS, lambda: oai.post("/rerank", body={"model": VECTORS, "query": "a"}, cast_to=object)),
+    )
+    for model, ask in asked:
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask()
+        body: Any = caught.value.body
+        assert (body["code"], body["details"]["model"]) == (ErrorCode.WRONG_PURPOSE, model)
+        assert world.last().outcome is Outcome.REFUSED
+    with pytest.raises(anthropic.BadRequestError, match="/v1/embeddings"):
+        claude.messages.create(model=VECTORS, messages=QUESTION, max_tokens=4)
+    assert HUGE not in world.house.serving_names()
 
 
 def test_openai_models(oai: Any) -> None:

@@ -22,6 +22,7 @@ from bench.launches import (
     start,
 )
 from lllm3090d.checkpoints.facts import read_facts
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.arguments import features
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning.cache import CacheType
@@ -64,6 +65,7 @@ def test_random_plans_are_carried_out(engine: Engine) -> None:
     "wish",
     [
         PlanRequest(context_tokens=8192, parallel=3),
+        PlanRequest(context_tokens=2048, parallel=2, purpose=Purpose.EMBEDDING, micro_batch_tokens=200),
         PlanRequest(context_tokens=5000, parallel=2, unified=True, cache_type_k=CacheType.F16),
         PlanRequest(context_tokens=4096, swa_full=True, micro_batch_tokens=100, batch_tokens=300),
     ],

@@ -94,6 +94,7 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("-h, --help, --usage", "", "print usage and exit", ""),
     ("--version", "", "show version and build info", ""),
     ("--list-devices", "", "print list of available devices and exit", ""),
+    ("-t, --threads", "N", "number of CPU threads", "LLAMA_ARG_THREADS"),
     ("-c, --ctx-size", "N", "size of the prompt context", "LLAMA_ARG_CTX_SIZE"),
     ("-b, --batch-size", "N", "logical maximum batch size", "LLAMA_ARG_BATCH"),
     ("-ub, --ubatch-size", "N", "physical maximum batch size", "LLAMA_ARG_UBATCH"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import h11
 from aiohttp import web
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.connections import Patience
 from lllm3090d.gateway.gateway import Gateway
@@ -139,6 +140,7 @@ class FakeHouse:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.failure: LlmError | None = None
+        self.purposes: dict[str, Purpose] = {}
 
     def serving_names(self) -> tuple[str, ...]:
         return tuple(sorted(self.serving))
@@ -147,6 +149,9 @@ class FakeHouse:
         if name not in self.engines:
             raise LlmError(ErrorCode.UNKNOWN_MODEL, f"There is no model {name}.", hint="See /v1/models.")
         return name
+
+    async def purpose(self, name: str) -> Purpose:
+        return self.purposes.get(name, Purpose.CHAT)
 
     async def lease(self, name: str, lease: str) -> Served:
         if name not in self.serving:

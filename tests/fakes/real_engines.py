@@ -16,6 +16,7 @@ from typing import cast
 
 from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.library import Checkpoint, resolve
+from lllm3090d.checkpoints.purpose import Purpose, purpose_of_kind
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.gateway import Gateway
 from lllm3090d.gateway.guard import Rules
@@ -90,7 +91,9 @@ class EngineHouse:
                     name=name,
                     state=InstanceState.READY,
                     plan=SimpleNamespace(
-                        window_tokens=self.models[name].window_tokens, parallel=self.models[name].slots
+                        window_tokens=self.models[name].window_tokens,
+                        parallel=self.models[name].slots,
+                        launch=SimpleNamespace(purpose=purpose_of_kind(self.models[name].kind)),
                     ),
                 ),
             )
@@ -121,6 +124,9 @@ class EngineHouse:
     async def canonical(self, name: str) -> str:
         checkpoints = tuple(Checkpoint(each, model.path, (), 0) for each, model in self.models.items())
         return resolve(name, checkpoints, {}).name
+
+    async def purpose(self, name: str) -> Purpose:
+        return purpose_of_kind(self.models[name].kind)
 
     async def lease(self, name: str, lease: str) -> Served:
         if name not in self._processes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.engines.arguments import Launch, features, launch
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
 from lllm3090d.engines.help_text import parse_help, parse_options
@@ -337,7 +338,7 @@ def test_stretched_positions() -> None:
 def test_features_are_what_the_help_offers(missing: tuple[str, ...], lost: str) -> None:
     whole = features(_capabilities(backend=Backend.VULKAN))
     kinds = frozenset(kind.value for kind in SpecType)
-    assert whole == Features(Backend.VULKAN, drafts_from=kinds)
+    assert whole == Features(Backend.VULKAN, drafts_from=kinds, purposes=whole.purposes)
     less: dict[str, Any] = {lost: False}
     if lost == "drafts_itself":
         less["drafts_from"] = frozenset()
@@ -481,3 +482,23 @@ def test_inherited_environment() -> None:
     assert dict(line.environment)["LD_LIBRARY_PATH"] == "/opt/llama.cpp/bin:/cuda"
     assert {"LLAMA_ARG_NO_SUCH", "LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_HOST"} <= set(line.unset)
     assert not {"HOME", "LLAMA_ARG_MODEL"} & set(line.unset)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "pooling", "words"),
+    [
+        (Purpose.EMBEDDING, Pooling.MEAN, ["--embeddings", "--pooling", "mean"]),
+        (Purpose.EMBEDDING, None, ["--embeddings"]),
+        (Purpose.RERANK, None, ["--reranking"]),
+    ],
+)
+def test_what_it_serves_beside_text(purpose: Purpose, pooling: Pooling | None, words: list[str]) -> None:
+    plan = replace(PLAN, launch=replace(PLAN.launch, purpose=purpose, pooling=pooling))
+    plain = _capabilities()
+    known = replace(plain, flags=plain.flags | {"--embeddings", "--reranking", "--pooling"})
+    added = [word for word in _launch(known, plan).argv if word in words]
+    assert added == words
+    assert not {"--embeddings", "--reranking", "--pooling"} & set(_launch(known).argv)
+    with pytest.raises(LlmError, match=words[0]):
+        _launch(replace(plain, flags=plain.flags - {words[0], "--embedding", "--rerank"}), plan)
+    assert features(known).purposes == {"embedding", "rerank"}

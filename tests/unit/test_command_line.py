@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.engines.arguments import Launch as CommandLine
 from lllm3090d.engines.arguments import features, launch
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities, Option
@@ -449,9 +450,6 @@ def test_numbers_are_read_as_the_engine_reads_them() -> None:
         "--lora /a.gguf",
         "-ot x=CPU",
         "-ncffn 3",
-        "--embeddings",
-        "--reranking",
-        "--pooling mean",
         "-sm row",
         "-ts 1,2",
         "--override-kv a=int:3",
@@ -463,6 +461,28 @@ def test_numbers_are_read_as_the_engine_reads_them() -> None:
 )
 def test_what_has_no_price_is_named(line: str) -> None:
     assert read(line).unpriced == (line.split(maxsplit=1)[0],)
+
+
+@pytest.mark.parametrize(
+    ("line", "purpose", "pooling", "batch"),
+    [
+        ("--embeddings --pooling mean -b 1024 -ub 256", Purpose.EMBEDDING, Pooling.MEAN, 256),
+        ("--embeddings -b 64 -ub 256", Purpose.EMBEDDING, None, 64),
+        ("--reranking -b 512 -ub 512", Purpose.RERANK, None, 512),
+        ("-b 1024 -ub 256", Purpose.CHAT, None, 1024),
+    ],
+)
+def test_what_it_serves_is_read_back(
+    line: str, purpose: Purpose, pooling: Pooling | None, batch: int
+) -> None:
+    """With vectors the engine itself makes a batch no larger than a micro batch."""
+    found = read(line)
+    assert found.unpriced == ()
+    assert (found.launch.purpose, found.launch.pooling, found.launch.batch_tokens) == (
+        purpose,
+        pooling,
+        batch,
+    )
 
 
 def test_the_opposite_of_what_has_no_price() -> None:

@@ -373,6 +373,7 @@ PLAN_OPTIONS: dict[str, dict[str, object]] = {
     "--projector host": {"projector": "host"},
     "--unified": {"unified": True},
     "--swa-full": {"swa_full": True},
+    "--purpose embedding": {"purpose": "embedding"},
     "--batch 4096": {"batch_tokens": 4096},
     "--micro-batch 1024": {"micro_batch_tokens": 1024},
     "--rope-scaling yarn": {"rope_scaling": "yarn"},

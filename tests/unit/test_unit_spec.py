@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lllm3090d.bus.properties import OLDEST_SYSTEMD, encode
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.engines.arguments import Launch
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
@@ -305,6 +306,8 @@ def test_a_record_keeps_every_field_of_a_plan() -> None:
             checkpoint_min_step_tokens=4096,
             line_tokens=16_384,
             tail_draft_tokens=4,
+            purpose=Purpose.EMBEDDING,
+            pooling=Pooling.MEAN,
         ),
         with_projector=True,
         rope=Stretch(RopeScaling.YARN, 2.5, 32_768, 81_920),

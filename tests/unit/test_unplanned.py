@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lllm3090d.checkpoints.classify import Kind
+from lllm3090d.checkpoints.purpose import Pooling, Purpose
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.serving.lookup import Lookup
+from lllm3090d.serving.lookup import FoundModel, Lookup
 from lllm3090d.serving.unplanned import unplanned
 from lllm3090d.settings import Settings
 from tests.fakes.model_files import published, write
@@ -23,7 +24,7 @@ PATH = Path("/models/it's a/m.gguf")
 ENCODER = facts_of("bge-large-en")
 
 
-def refusal(kind: Kind, architecture: str = "bert") -> LlmError:
+def refusal(kind: Kind, architecture: str = "modern-bert") -> LlmError:
     error = unplanned(PATH, kind, replace(ENCODER, architecture=architecture))
     assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED_ARCHITECTURE
@@ -60,16 +61,15 @@ def test_a_text_model_without_a_formula_can_be_run_by_hand() -> None:
 def test_what_can_be_planned_is_no_problem() -> None:
     assert unplanned(PATH, Kind.MODEL, facts_of("llama-3.1-8b")) is None
     assert unplanned(PATH, Kind.EMBEDDING, facts_of("qwen3-8b")) is None
+    assert unplanned(PATH, Kind.EMBEDDING, ENCODER) is None
 
 
-def test_a_load_is_refused_with_the_same_words(tmp_path: Path) -> None:
+def test_a_load_of_an_encoder_with_a_formula_is_found(tmp_path: Path) -> None:
     """Before an engine is looked for: there is none here."""
     chosen = Settings(models_dir=tmp_path / "models", state_dir=tmp_path / "state", llama_dir=tmp_path)
-    path = write(chosen.models_dir / "bge" / "m.gguf", published()["bge-large-en"])
+    write(chosen.models_dir / "bge" / "m.gguf", published()["bge-large-en"])
     lookup = Lookup(lambda: chosen)
-    with pytest.raises(LlmError) as caught:
-        asyncio.run(lookup.find("bge"))
+    found = lookup.model("bge")
     asyncio.run(lookup.close())
-    expected = unplanned(path, Kind.EMBEDDING, ENCODER)
-    assert expected is not None
-    assert (caught.value.message, caught.value.hint) == (expected.message, expected.hint)
+    assert isinstance(found, FoundModel)
+    assert (found.facts.purpose, found.facts.pooling) == (Purpose.EMBEDDING, Pooling.CLS)

@@ -1,0 +1,104 @@
+"""Which address needs which kind of model; and a model that serves something else is neither loaded nor asked."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+
+from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway.purposes import check, needed
+from lllm3090d.gateway.relay import raise_if_too_long
+from lllm3090d.gateway.routes import ROUTES, find
+from tests.fakes.gateway_world import Asked, gateway_world
+
+pytestmark = pytest.mark.unit
+
+EMBEDS = {"/v1/embeddings", "/embeddings", "/embedding"}
+SCORES = {"/v1/rerank", "/v1/reranking", "/rerank", "/reranking"}
+ANY = {"/props", "/slots", "/metrics", "/tokenize", "/detokenize", "/apply-template"}
+
+
+def need(path: str, method: str = "POST") -> Purpose | None:
+    route = find(method, path)
+    assert route is not None
+    return needed(route)
+
+
+def test_every_address_has_its_purpose() -> None:
+    for path, row in ROUTES.items():
+        method = min(row.methods)
+        if path in EMBEDS:
+            assert need(path, method) is Purpose.EMBEDDING
+        elif path in SCORES:
+            assert need(path, method) is Purpose.RERANK
+        elif path in ANY or path.endswith(("input_tokens", "count_tokens")):
+            assert need(path, method) is None
+        else:
+            assert need(path, method) is Purpose.CHAT, path
+    assert set(ROUTES) >= EMBEDS | SCORES | ANY
+
+
+@pytest.mark.parametrize(
+    ("path", "purpose"),
+    [
+        ("/upstream/m/v1/embeddings?a=b", Purpose.EMBEDDING),
+        ("/upstream/m/rerank", Purpose.RERANK),
+        ("/upstream/m/completion", Purpose.CHAT),
+        ("/upstream/m/tokenize", None),
+        ("/upstream/m/v1/%65mbeddings", Purpose.EMBEDDING),
+    ],
+)
+def test_what_is_asked_of_an_engine_by_its_path(path: str, purpose: Purpose | None) -> None:
+    """A rerank engine (b11434) reads beyond its scores where it is asked for vectors, so no spelling gets through."""
+    assert need(path) is purpose
+
+
+def test_the_refusal_says_where_to_ask() -> None:
+    route = find("POST", "/v1/embeddings")
+    assert route is not None
+    check(route, "m", Purpose.EMBEDDING)
+    with pytest.raises(LlmError) as caught:
+        check(route, "m", Purpose.CHAT)
+    error = caught.value
+    assert error.code is ErrorCode.WRONG_PURPOSE and error.kind.http_status == 400
+    assert error.hint is not None and "/v1/chat/completions" in error.hint
+    assert "lllm3090ctl load m --purpose embedding" in error.hint
+
+
+def test_nothing_is_loaded_for_a_wrong_request(tmp_path: Path) -> None:
+    async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        raise AssertionError(asked.target)
+
+    async def story() -> None:
+        async with gateway_world(tmp_path, never) as world, ClientSession() as session:
+            house = world.house
+            (name,) = house.engines
+            for purpose, path in (
+                (Purpose.CHAT, "/v1/embeddings"),
+                (Purpose.EMBEDDING, "/v1/messages"),
+                (Purpose.RERANK, "/embedding"),
+            ):
+                house.purposes[name] = purpose
+                async with session.post(f"{world.address}{path}", json={"model": name}) as answer:
+                    told = await answer.json()
+                    assert (answer.status, told["error"]["code"]) == (400, "wrong_purpose")
+            assert (house.loads, house.leases) == ([], set())
+
+    asyncio.run(story())
+
+
+def test_a_text_that_is_too_long_for_a_micro_batch() -> None:
+    said = (
+        b'{"error":{"code":500,"message":"input (803 tokens) is too large to process. increase the physical batch size'
+        b' (current batch size: 512)","type":"server_error"}}'
+    )
+    with pytest.raises(LlmError) as caught:
+        raise_if_too_long(said)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert (caught.value.details["prompt_tokens"], caught.value.details["context_tokens"]) == (803, 512)
+    raise_if_too_long(b'{"error":{"code":500,"message":"something else","type":"server_error"}}')
+    raise_if_too_long(b"no JSON")
