@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-browser coverage chaos lint generated bench clean install uninstall
+.PHONY: help demo test test-system test-browser coverage chaos lint docs docs-links pictures generated bench clean install uninstall
 
 DEV := packaging/dev
 PY := .venv/bin/python
@@ -83,7 +83,7 @@ chaos: ## faults of every kind for a quarter of an hour: make chaos SEED=7 MINUT
 	@$(DEV)/setup.sh test
 	@$(CHAOS) --seed $(SEED) --seconds $$(($(MINUTES) * 60))
 
-lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
+lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify, the manual
 	@$(DEV)/setup.sh venv
 	.venv/bin/ruff check . $(DEV_SCRIPTS)
 	.venv/bin/ruff format --check . $(DEV_SCRIPTS)
@@ -91,8 +91,24 @@ lint: ## ruff, mypy --strict, shellcheck, systemd-analyze verify
 	MYPYPATH=$(DEV) .venv/bin/mypy --strict --scripts-are-modules $(DEV_SCRIPTS)
 	.venv/bin/mypy --strict $(DEV)/demo.py $(DEV)/build_progress.py
 	MYPYPATH=$(DEV) .venv/bin/mypy --strict -p shipped
+	MYPYPATH=$(DEV) .venv/bin/mypy --strict -p manual
 	if command -v shellcheck >/dev/null; then shellcheck $(SHELL_SCRIPTS); else echo "shellcheck is not there: skipped"; fi
 	$(DEV)/verify-units
+	@$(MAKE) --no-print-directory docs
+
+SPHINX = .venv/bin/python -m sphinx -E -W -n --keep-going --quiet docs
+
+docs: ## the manual as HTML in build/docs; a broken link is an error
+	@$(DEV)/setup.sh docs
+	$(SPHINX) -b html build/docs
+
+docs-links: ## whether the addresses in the manual that lead elsewhere are still there; needs a network
+	@$(DEV)/setup.sh docs
+	$(SPHINX) -b linkcheck build/docs-links
+
+pictures: ## of the client's output for the manual: docs/pictures; make pictures CHECK=--check only tells which are stale
+	@$(DEV)/setup.sh venv
+	PYTHONPATH=$(DEV):. $(USER_MANAGER) --private -- $(PY) -m manual.pictures $(CHECK)
 
 generated: ## completions and manual pages, from the commands, the settings and the D-Bus interface
 	@$(DEV)/setup.sh venv

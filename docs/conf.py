@@ -1,4 +1,6 @@
-"""The manual as HTML: ``make docs``. Strict: a link, anchor or file that is missing, or a page that no other leads to, fails it.
+"""The manual as HTML: ``make docs``. Strict.
+
+A link, anchor or file that is missing, or a page that no other leads to, fails it.
 
 The pages are plain Markdown that reads as well where it lies; nothing here may need a network.
 """

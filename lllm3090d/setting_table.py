@@ -100,6 +100,7 @@ TAKES_EFFECT: Mapping[str, TakesEffect] = {
     "gateway_access_log": _NOW,
     "requests_days": _NOW,
     "requests_kept": _NOW,
+    "notifications": _NOW,
     "stop_models_on_exit": _NOW,
     "log_level": _NOW,
 }

@@ -95,6 +95,19 @@ class GatewayLoad(enum.StrEnum):
     REFUSE = "refuse"  # it is refused, and nothing is loaded
 
 
+class NoticeTopic(enum.StrEnum):
+    """What the desktop's notifications tell."""
+
+    REFUSED = "refused"  # a load that nobody was told of otherwise
+    FAILED = "failed"  # a model ended by itself
+    LATCHED = "latched"  # it stays down
+    PRESSURE = "pressure"  # it was unloaded for other programs
+    RESTORED = "restored"  # what became of the models after a sleep
+
+
+ALL_NOTICES, NO_NOTICES = "all", "none"
+
+
 class LogLevel(enum.StrEnum):
     """The least severe level that is logged."""
 
@@ -411,6 +424,11 @@ class Settings(BaseModel):
     requests_kept: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=20_000, description="requests that are remembered at most; the oldest go first"
     )
+    notifications: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        default=ALL_NOTICES,
+        description="what the desktop's notifications tell: all, none, or some of refused, failed, latched, pressure,"
+        " restored with commas between them",
+    )
     stop_models_on_exit: bool = Field(
         default=False, description="stop the models when the daemon is stopped"
     )
@@ -440,6 +458,18 @@ class Settings(BaseModel):
     @classmethod
     def _is_address(cls, text: str) -> str:
         return str(ipaddress.ip_address(text))
+
+    @field_validator("notifications", mode="after")
+    @classmethod
+    def _are_topics(cls, text: str) -> str:
+        words = _words(text)
+        known = [str(each) for each in NoticeTopic]
+        strange = [each for each in words if each not in known]
+        if not words or (strange and text.strip() not in {ALL_NOTICES, NO_NOTICES}):
+            raise ValueError(
+                f"{', '.join(strange) or 'nothing'} is none of all, none, or some of {', '.join(known)}"
+            )
+        return text
 
     @field_validator("gateway_origins", mode="after")
     @classmethod
@@ -514,6 +544,13 @@ class Settings(BaseModel):
         """Models that are loaded at every login, in order."""
         marked = (name for name, section in self.models.items() if section.autoload)
         return tuple(dict.fromkeys([*filter(None, _words(self.autoload)), *marked]))
+
+    @property
+    def notice_topics(self) -> frozenset[NoticeTopic]:
+        """What the desktop's notifications tell."""
+        if self.notifications.strip() == ALL_NOTICES:
+            return frozenset(NoticeTopic)
+        return frozenset(each for each in NoticeTopic if each in _words(self.notifications))
 
     @property
     def control_socket(self) -> Path:

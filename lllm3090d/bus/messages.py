@@ -78,12 +78,16 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A signal that arrived; ``arguments`` are plain Python values."""
+    """A signal that arrived; ``arguments`` are plain Python values, ``sender`` is a unique name.
+
+    A match rule does not keep out what a peer sends to us alone, so whoever acts on a signal looks at its sender.
+    """
 
     path: str
     interface: str
     member: str
     arguments: tuple[Any, ...]
+    sender: str = ""
 
 
 def unavailable(message: str, *, timed_out: bool = False) -> LlmError:

@@ -475,10 +475,11 @@ class BusThread:
         match = subscription.match
 
         def arrived(
-            _: object, __: str, path: str, interface: str, member: str, arguments: GLib.Variant
+            _: object, sender: str, path: str, interface: str, member: str, arguments: GLib.Variant
         ) -> None:
             if path.startswith(match.path_prefix):
-                self._post(subscription.handler, Signal(path, interface, member, arguments.unpack()))
+                told = Signal(path, interface, member, arguments.unpack(), sender)
+                self._post(subscription.handler, told)
 
         def added(connection: Gio.DBusConnection, result: Gio.AsyncResult) -> None:
             try:

@@ -131,8 +131,7 @@ def engine(_world: World, facts: Facts) -> Finding:  # noqa: PLR0911  # one for 
         )
     if found.build is None or found.capabilities is None:
         problem = found.problem
-        # The places where none was found fill a screen; `lllm3090ctl status` has them.
-        message = problem.message.partition(" Looked at: ")[0] if problem else "There is no engine."
+        message = problem.message if problem else "There is no engine."
         return fail(Check.ENGINE, message, (problem and problem.hint) or "See: lllm3090ctl engine list")
     capabilities, cards = found.capabilities, facts.managed
     tag = release_tag(found.build.tag, capabilities)

@@ -218,7 +218,7 @@ def _locked(search: Search) -> Find:
         why = f"it holds no {SERVER_NAME}"
     raise LlmError(
         ErrorCode.ENGINE_NOT_FOUND,
-        f"LLLM3090_LLAMA_DIR is {directory}, but {why}. Looked at: {', '.join(map(str, search.looked_at))}.",
+        f"LLLM3090_LLAMA_DIR is {directory}, but {why}.",
         hint="Correct the variable, or unset it to let llama_dir, engines_dir and PATH be searched.",
         looked_at=[str(place) for place in search.looked_at],
     )
@@ -235,12 +235,11 @@ def _chosen(search: Search, name: str) -> Build:
 def _automatic(search: Search) -> Build:
     for each in every(search):
         return usable(each)
-    places = ", ".join(map(str, search.looked_at))
     raise LlmError(
         ErrorCode.ENGINE_NOT_FOUND,
-        f"No {SERVER_NAME} was found. Looked at: {places}; PATH: {search.path or 'empty'}.",
+        f"No {SERVER_NAME} was found, neither in the usual places nor in the daemon's PATH.",
         hint=ENGINE_HINT,
-        looked_at=[str(place) for place in search.looked_at],
+        looked_at=[*map(str, search.looked_at), f"PATH: {search.path or 'empty'}"],
     )
 
 

@@ -19,7 +19,7 @@ NO_CARD_ID = "no-gpu"
 SYNTHETIC_ID = "synthetic"  # of which somebody said the memory only
 NAMELESS_IDS = frozenset({DETECTED_ID, NO_CARD_ID, SYNTHETIC_ID})
 MAX_VRAM_MIB = 4 << 20  # 4 TiB: more is a slip of the hand
-_VRAM = re.compile(r"(?P<number>\d{1,7}(?:\.\d{1,6})?)\s*(?P<unit>[A-Za-z]*)")
+_VRAM = re.compile(r"(?P<number>[0-9]{1,7}(?:\.[0-9]{1,6})?)\s*(?P<unit>[A-Za-z]*)")
 _UNITS_MIB = {"mib": 1, "gib": 1024, "tib": 1024 * 1024}
 
 

@@ -11,6 +11,8 @@ from lllm3090d.planning.request import PlanRequest, option_of
 
 CTL = "lllm3090ctl"
 _SAME_OPTION = frozenset({"cache_type_v"})  # one option stands for K and V
+# Further words of a load, and what they stand for in its body.
+_SWITCHES = {"--pin": ("pin", True), "--no-evict": ("evict", False), "--no-wait": ("wait", False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,34 @@ def asking_again(asked: Wish, changes: Mapping[str, Any]) -> str:
     if asked.arguments:
         words += ["--", *asked.arguments]
     return shlex.join(words)
+
+
+def options_again(asked: Wish, changes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same as :func:`asking_again`, as what stands beside ``model`` in the body of a load; None where none can.
+
+    Args:
+        asked: what was asked for.
+        changes: new values by field of :class:`lllm3090d.planning.request.PlanRequest`.
+    """
+    if asked.verb != "load" or not asking_again(asked, changes):
+        return None
+    request, usual, options = replace(asked.request, **changes), PlanRequest(), dict[str, Any]()
+    for each in fields(PlanRequest):
+        value = getattr(request, each.name)
+        if each.name not in _SAME_OPTION and value != getattr(usual, each.name):
+            options["cache_type" if each.name == "cache_type_k" else each.name] = value
+    if asked.arguments:
+        options["arguments"] = list(asked.arguments)
+    words = iter(asked.more)
+    for word in words:
+        if word == "--gpu":
+            options["gpu"] = next(words)
+        elif word in _SWITCHES:
+            name, is_on = _SWITCHES[word]
+            options[name] = is_on
+        else:
+            return None
+    return options
 
 
 def unloading(names: tuple[str, ...]) -> str:

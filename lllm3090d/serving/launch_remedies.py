@@ -14,7 +14,7 @@ from lllm3090d.planning.refusal import slots_text
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
 from lllm3090d.planning.smallest_card import SmallestCard
 from lllm3090d.planning.units import mib_text
-from lllm3090d.serving.commands import Wish, asking_again
+from lllm3090d.serving.commands import Wish, asking_again, options_again
 from lllm3090d.serving.remedies import Remedy, RemedyKind
 
 _Q8_0 = {"cache_type_k": CacheType.Q8_0, "cache_type_v": CacheType.Q8_0}
@@ -42,7 +42,14 @@ def launch_remedies(
         _offload(details),
     )
     found = [
-        Remedy(kind, text, asking_again(asked, changes), 0, verified=True)
+        Remedy(
+            kind,
+            text,
+            asking_again(asked, changes),
+            0,
+            verified=True,
+            options=options_again(asked, changes),
+        )
         for kind, text, changes in filter(None, candidates)
         if serves(changes)
     ]

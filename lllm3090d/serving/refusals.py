@@ -116,6 +116,16 @@ def has_failed(name: str) -> LlmError:
     )
 
 
+def on_its_way_down(name: str) -> LlmError:
+    """The error for a wish about a model that is being unloaded."""
+    return LlmError(
+        ErrorCode.NOT_LOADED,
+        f"{name} is being unloaded, so it cannot be pinned or unpinned",
+        hint=f"Load it again, pinned: lllm3090ctl load {shlex.quote(name)} --pin",
+        name=name,
+    )
+
+
 def nothing_to_reset(name: str) -> LlmError:
     """The error for a reset of a model that did not fail, and does not run."""
     return LlmError(

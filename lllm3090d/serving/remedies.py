@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.reserves import Budget
@@ -43,6 +44,7 @@ class Remedy:
         command: what carries it out; empty where a person has to.
         gain_bytes: room that it makes; 0 where the launch is changed instead.
         verified: the planner was asked and it fits then; False for advice on another card.
+        options: where the launch is changed, what stands beside the model in the body of a load that asks for that.
     """
 
     kind: RemedyKind
@@ -50,6 +52,7 @@ class Remedy:
     command: str
     gain_bytes: int
     verified: bool
+    options: Mapping[str, Any] | None = None
 
 
 class Room:

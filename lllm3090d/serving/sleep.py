@@ -433,7 +433,12 @@ class Sleep:
             return error
         await self._done_with(sleeper)
         if error is None:
-            self._tell(EventKind.RESUME, f"loaded again: {sleeper.name}", models=[sleeper.name])
+            self._tell(
+                EventKind.RESUME,
+                f"loaded again: {sleeper.name}",
+                models=[sleeper.name],
+                loaded=[sleeper.name],
+            )
         else:
             text = f"not loaded again: {sleeper.name}: {error.message}"
             log.warning("%s", text)

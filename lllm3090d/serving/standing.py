@@ -189,8 +189,11 @@ class Standing(Stopping):
         if instance is not None and instance.state in ENDED:
             self._do(Failed(event.token, refusals.has_failed(event.name)))
             return
-        if instance is None or instance.state not in SERVING | ON_THE_WAY_UP:
+        if instance is None:
             self._do(Failed(event.token, refusals.not_loaded(event.name, self._instances)))
+            return
+        if instance.state not in SERVING | ON_THE_WAY_UP:
+            self._do(Failed(event.token, refusals.on_its_way_down(event.name)))
             return
         self._pin(instance, pinned=event.pinned)
         self._do(PinDone(event.token, instance.run))

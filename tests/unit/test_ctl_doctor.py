@@ -101,7 +101,7 @@ def test_what_the_daemon_says_is_wrong() -> None:
 
 def test_what_the_machine_shows_too_is_told_once() -> None:
     error = LlmError(
-        ErrorCode.ENGINE_NOT_FOUND, "None was found. Looked at: here, there.", hint="Install one."
+        ErrorCode.ENGINE_NOT_FOUND, "None was found.", hint="Install one.", looked_at=["here", "there"]
     )
     status = STATUS.model_copy(update={"engine_problem": error.problem()})
     with ControlServer(version=SAME, status=status) as server:

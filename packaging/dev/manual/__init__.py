@@ -1,0 +1,1 @@
+"""What keeps the manual true: its commands, and its pictures."""
