@@ -30,9 +30,12 @@ LONG := tests/unit/test_admission_machine.py
 # Once more as an ordinary user, who the product is for and whom files can be closed to.
 AS_USER := tests/system/test_end_to_end.py tests/system/test_bad_input.py tests/system/test_doctor.py \
 	tests/system/test_history.py tests/system/test_journal.py
+# An installation in a home: as an ordinary user only.
+FOR_USERS := tests/system/test_setup.py
 ifneq ($(IS_ROOT),)
 ONCE_MORE := , and some of the others once more as an ordinary user
-AS_USER_TOO := && $(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER)
+AS_USER_TOO := && $(MEASURE_UNITS) $(USER_MANAGER) --as-user -- $(PYTEST) $(SYSTEM_OPTIONS) $(AS_USER) $(FOR_USERS)
+NOT_AS_ROOT := $(FOR_USERS)
 endif
 
 # The same seed does the same steps.
@@ -40,7 +43,8 @@ SEED ?= 1
 MINUTES ?= 15
 CHAOS := $(USER_MANAGER) --private -- $(PY) -m tests.chaos
 
-SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units packaging/completions/lllm3090ctl.bash .ci/run
+SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units packaging/completions/lllm3090ctl.bash .ci/run \
+	$(addprefix packaging/arch/,PKGBUILD lllm3090.install dry-run)
 DEV_SCRIPTS := $(DEV)/user-manager
 
 help: ## show this
@@ -59,7 +63,7 @@ test: ## all tests, with real engines and a real systemd --user
 	@$(PYTEST) -p no:cacheprovider -m engine $(PYTEST_OPTIONS) tests/engine
 	@$(DEV)/side-by-side \
 		"system tests about cards$(ONCE_MORE)" '$(SYSTEM) $(ABOUT_CARDS) $(AS_USER_TOO)' \
-		"all other system tests" '$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS))'
+		"all other system tests" '$(SYSTEM) tests/system $(addprefix --ignore=,$(ABOUT_CARDS) $(NOT_AS_ROOT))'
 	@echo "== chaos, 60 s of it"
 	@$(CHAOS) --seed $(SEED) --seconds 60 --quiet
 

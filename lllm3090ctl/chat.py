@@ -15,7 +15,7 @@ import click
 from lllm3090ctl import clients, reach
 from lllm3090ctl.client import Client
 from lllm3090ctl.client_commands import key_option, load_option
-from lllm3090ctl.completions import Figures, Stream, finish_of, messages, text_of
+from lllm3090ctl.completions import ANSWER_BROKE_OFF, Figures, Stream, finish_of, messages, text_of
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure
 from lllm3090ctl.output import Screen, is_terminal
@@ -99,13 +99,35 @@ def _chat(
         body: dict[str, object] = {"model": model, "messages": messages(system, turns)}
         body |= {"max_tokens": max_tokens} if max_tokens is not None else {}
         turn = _Turn(screen, show_thinking, verbose)
-        with Stream(gateway or instance.text("endpoint"), body) as stream:
-            turn.run(stream)
+        try:
+            with Stream(gateway or instance.text("endpoint"), body) as stream:
+                turn.run(stream)
+        except Failure as failure:
+            if turn.answer:
+                raise _explained(client, model, failure) from failure
+            raise
         return turn
 
     if text is None:
         return _converse(screen, model, ask)
     return ExitStatus.INTERRUPTED if ask([("user", text)]).interrupted else ExitStatus.OK
+
+
+def _explained(client: Client, model: str, failure: Failure) -> Failure:
+    """Why an answer broke off, where the daemon knows that the model's launch was ended; else the failure as it is."""
+    if failure.problem.get("code") != ANSWER_BROKE_OFF:
+        return failure
+    try:
+        last = next(iter(client.history(model, 1).children("runs")), None)
+    except Failure:  # the daemon is gone, or another one: the answer broke off all the same
+        return failure
+    why = last.members.get("why") if last is not None else None
+    if not isinstance(why, str) or not why:
+        return failure
+    return Failure(
+        {**failure.problem, "detail": f"{model} ended in the middle of its answer: {why}."},
+        failure.exit_status,
+    )
 
 
 def _converse(screen: Screen, model: str, ask: Callable[[list[tuple[str, str]]], _Turn]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lllm3090ctl.documents import Document
 from lllm3090ctl.plans import backend_title, card_line, card_title, differences
-from lllm3090ctl.render import problem_blocks
+from lllm3090ctl.render import problem_blocks, serves
 from lllm3090ctl.text import Block, Column, Prose, Table, clean, mib, pairs, size
 
 MAP_COLUMNS = 32
@@ -194,7 +194,7 @@ def _state(view: Document) -> str:
         return "download"
     problem = view.maybe_child("problem")
     if not problem:
-        return clean(view.maybe_text("state") or "-")
+        return clean(view.maybe_text("state") or "-") + serves(view)
     unusable = "incomplete" if problem.members.get("code") == INCOMPLETE else "unusable"
     return clean(view.maybe_text("state") or unusable)
 

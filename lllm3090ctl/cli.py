@@ -26,6 +26,7 @@ from lllm3090ctl import (
     loading,
     plans,
     render,
+    setup_commands,
     wanted,
 )
 from lllm3090ctl import requests as asked
@@ -846,6 +847,7 @@ def requests(
 chat.add_to(cli, _command, _name_argument)
 client_commands.add_to(cli, _command, _name_argument)
 config_commands.add_to(cli, _command)
+setup_commands.add_to(cli, _command)
 
 
 @cli.command()

@@ -18,6 +18,7 @@ TARGET = "/v1/chat/completions"
 LARGEST_EVENT_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 30.0
 DONE = b"[DONE]"
+ANSWER_BROKE_OFF = "answer_broke_off"  # code of a failure
 
 
 class Figures(NamedTuple):
@@ -147,7 +148,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 def _broke_off(why: str) -> Failure:
     return own_failure(
-        "answer_broke_off",
+        ANSWER_BROKE_OFF,
         "The answer broke off",
         f"The answer did not come to its end: {why}.",
         exit_status=ExitStatus.ENGINE,

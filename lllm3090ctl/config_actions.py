@@ -13,7 +13,7 @@ from lllm3090ctl.config_edit import Edited
 from lllm3090ctl.config_edit import edit as edited
 from lllm3090ctl.config_file import ConfigFile
 from lllm3090ctl.config_keys import UnclearError
-from lllm3090ctl.config_text import with_value, without
+from lllm3090ctl.config_text import has, with_value, without
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, own_failure
 from lllm3090ctl.output import Screen
@@ -45,6 +45,9 @@ def get(screen: Screen, key: str) -> int:
     checked.require_valid(checked.file)
     setting, path = _place(checked, key)
     value = config_keys.found_in({setting.key: setting.value}, path)
+    if value is None:  # all of a section: names of models have dots
+        name, _, rest = named(key).partition(".")
+        value = config_keys.found_in({setting.key: setting.value}, (name, rest))
     if value is None:
         raise own_failure(
             "not_set",
@@ -77,6 +80,9 @@ def unset(screen: Screen, key: str, *, no_reload: bool) -> int:
     def change(text: str) -> str:
         # What is no setting (any more) can be taken out too.
         path = _place(checked, key)[1] if key.partition(".")[0] in checked.settings else (key,)
+        name, _, rest = named(key).partition(".")
+        if not has(text, path) and rest and has(text, (name, rest)):
+            path = (name, rest)  # all of a section: names of models have dots
         shorter = without(text, path)
         if shorter == text and path[0] not in checked.settings:
             checked.named(path[0])

@@ -101,10 +101,14 @@ def _set(_client: Client, screen: Screen, *, key: str, values: tuple[str, ...], 
 def _unset(_client: Client, screen: Screen, *, key: str, no_reload: bool) -> int:
     """Take a setting out of the file, so that its default counts.
 
+    Of a table also a part of it, or the section of a model. A table that is empty then goes too, unless a comment stands
+    in it or above it.
+
     \b
     Examples:
       lllm3090ctl config unset cache_type
       lllm3090ctl config unset aliases.qwen
+      lllm3090ctl config unset models.Qwen3.8-27B
     """
     from lllm3090ctl import config_actions  # noqa: PLC0415 - slow, and only needed here
 

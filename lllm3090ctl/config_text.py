@@ -32,26 +32,97 @@ def with_value(text: str, path: Sequence[str], value: Any) -> str:
 
 
 def without(text: str, path: Sequence[str]) -> str:
-    """The text without a value; as it is where the value is not in it.
+    """The text without a value, and without the tables that are empty then; as it is where the value is not in it.
+
+    A table with a comment in it or just above it stays, for that is a person's.
 
     Raises:
         UnclearError: as :func:`with_value`.
     """
-    wanted = _values(text)
-    inner = found_in(wanted, path[:-1]) if len(path) > 1 else wanted
-    if not isinstance(inner, dict) or path[-1] not in inner:
+    if not has(text, path):
         return text
-    del inner[path[-1]]
+    shorter = _less(text, path)
+    for depth in range(len(path) - 1, 0, -1):
+        table = path[:depth]
+        if not has(shorter, table):
+            continue
+        if found_in(_values(shorter), table) != {}:
+            break
+        emptied = _less(shorter, table)
+        if _comments(emptied) != _comments(shorter) or _has_comment_above(shorter, emptied):
+            break
+        shorter = emptied
+    return shorter
+
+
+def has(text: str, path: Sequence[str]) -> bool:
+    """Whether the text has a value there, a table included.
+
+    Raises:
+        UnclearError: it is no TOML.
+    """
+    inner = found_in(_values(text), path[:-1])
+    return isinstance(inner, Mapping) and path[-1] in inner
+
+
+def _comments(text: str) -> int:
+    return sum("#" in line for line in text.splitlines())
+
+
+def _has_comment_above(text: str, shorter: str) -> bool:
+    """Whether a comment stands just before what was taken out."""
+    at = _first_difference(text.splitlines(), shorter.splitlines())
+    return at > 0 and text.splitlines()[at - 1].lstrip().startswith("#")
+
+
+def _first_difference(before: Sequence[str], after: Sequence[str]) -> int:
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((number for number, (old, new) in pairs if old != new), min(len(before), len(after)))
+
+
+def _less(text: str, path: Sequence[str]) -> str:
+    """The text without one value or table."""
+    wanted = _values(text)
+    del found_in(wanted, path[:-1])[path[-1]]
+    # A table that is only there by what is below it, as [models] by [models.x], goes with the last of that.
+    without_empty = _values(text)
+    for depth in range(len(path), 0, -1):
+        del found_in(without_empty, path[: depth - 1])[path[depth - 1]]
+        if found_in(without_empty, path[: depth - 1]) != {}:
+            break
 
     def removed() -> str:
         document = tomlkit.parse(text)
         holder: Any = document
         for name in path[:-1]:
             holder = holder[name]
+        rest = _what_follows(holder[path[-1]])
         del holder[path[-1]]
-        return tomlkit.dumps(document)
+        return _put_back(rest, text, tomlkit.dumps(document))
 
-    return _checked(removed, wanted)
+    return _checked(removed, wanted, without_empty)
+
+
+def _what_follows(item: Any) -> str:
+    """Comments behind the last line of a table, after an empty line: they are about what comes next."""
+    if not isinstance(item, Table):
+        return ""
+    lines = item.as_string().split("\n")
+    at = len(lines)
+    while at > 0 and (not lines[at - 1].strip() or lines[at - 1].lstrip().startswith("#")):
+        at -= 1
+    blank = next((number for number in range(at, len(lines)) if not lines[number].strip()), len(lines))
+    rest = "\n".join(lines[blank + 1 :])
+    return rest if "#" in rest else ""
+
+
+def _put_back(rest: str, before: str, after: str) -> str:
+    """``rest`` where a text became shorter."""
+    if not rest:
+        return after
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    at = _first_difference(old, new)
+    return "".join([*new[:at], rest, *new[at:]])
 
 
 def _values(text: str) -> dict[str, Any]:
@@ -61,15 +132,15 @@ def _values(text: str) -> dict[str, Any]:
         raise UnclearError(f"It is no TOML: {error}") from error
 
 
-def _checked(change: Callable[[], str], wanted: Mapping[str, Any]) -> str:
-    """A change that comes to what was meant, and nothing else."""
+def _checked(change: Callable[[], str], *wanted: Mapping[str, Any]) -> str:
+    """A change that comes to what was meant (one of these), and nothing else."""
     try:
         changed = change()
         comes_to = tomllib.loads(changed)
     # tomlkit's own, and what its containers raise for what is written in ways they do not follow.
     except (TOMLKitError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnclearError("It is written in a way that only a person can change.") from error
-    if comes_to != wanted:
+    if comes_to not in wanted:
         raise UnclearError("It is written in a way that only a person can change.")
     return changed
 

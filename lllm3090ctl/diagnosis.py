@@ -116,7 +116,7 @@ _BY_LOAD_STATE = {
     "not-found": Diagnosis(
         "not_installed",
         "lllm3090d is not installed as a service of this user.",
-        f"Install it as README.md describes under 'Install', then start it: {START}",
+        "Set it up: lllm3090ctl setup",
     ),
     "masked": Diagnosis(
         "masked",

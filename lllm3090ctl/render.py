@@ -27,6 +27,7 @@ HOST_KIND = "cpu"
 MOST_LISTED = 40
 CARD_RELEASED = "The card is released: loads are refused until: lllm3090ctl resume"
 ENGINE_FAILED = "engine_failed"
+USUAL_PURPOSE = "chat"
 FOR_PROGRAMS = "fields"  # members of the request that were refused; the message names the options instead
 
 
@@ -440,6 +441,7 @@ def _instance_table(views: Sequence[Document]) -> Table:
             (
                 clean(view.text("name")),
                 clean(view.text("state"))
+                + serves(view)
                 + (", pinned" if _is_pinned(view) else "")
                 + (", at risk" if view.has("at_risk") else "")
                 + (", reconstructed" if view.has("reconstructed") else ""),
@@ -453,6 +455,12 @@ def _instance_table(views: Sequence[Document]) -> Table:
             )
         )
     return Table(columns, tuple(rows))
+
+
+def serves(view: Document) -> str:
+    """What a model serves where that is not the usual: text."""
+    purpose = view.maybe_text("purpose")
+    return "" if purpose in {None, USUAL_PURPOSE} else f", {clean(str(purpose))}"
 
 
 def _is_pinned(view: Document) -> bool:

@@ -40,7 +40,7 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lllm3090d",
         description="The daemon that owns the graphics card. Usually started by: systemctl --user start lllm3090d",
-        epilog="Settings: ~/.config/lllm3090/config.toml and LLLM3090_* variables, see docs/reference/settings.md.",
+        epilog="Settings: ~/.config/lllm3090/config.toml and LLLM3090_* variables, see lllm3090-config(5).",
     )
     parser.add_argument("--version", action="version", version=f"lllm3090d {VERSION}")
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="settings file to read")
@@ -86,6 +86,7 @@ def main() -> None:
             sys.stdout.write(f"{config_file}: {found}\n")
             return
         logging_set_up.set_up(settings.log_level)
+        _require_known_state(settings)
         # The watchdog of systemd ends a daemon that hangs by SIGABRT: then the journal has what each thread was doing.
         faulthandler.enable()
         raise_file_limit()
@@ -108,6 +109,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from aiohttp import web  # noqa: PLC0415
 
     from lllm3090d.bus.logind import Logind  # noqa: PLC0415
+    from lllm3090d.bus.notifications import NotificationService  # noqa: PLC0415
     from lllm3090d.bus.systemd import SystemdManager  # noqa: PLC0415
     from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
     from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
@@ -121,6 +123,7 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from lllm3090d.surfaces.control import ControlApi  # noqa: PLC0415
     from lllm3090d.surfaces.dbus_api import DbusApi  # noqa: PLC0415
     from lllm3090d.surfaces.listening import listen  # noqa: PLC0415
+    from lllm3090d.surfaces.notifications import Notifications  # noqa: PLC0415
     from lllm3090d.surfaces.self_check import answers  # noqa: PLC0415
     from lllm3090d.watchdog import Part, Watchdog  # noqa: PLC0415
     from lllm3090d.wire import EventKind  # noqa: PLC0415
@@ -183,6 +186,9 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         on_bus = DbusApi(api, bus)
         stack.push_async_callback(on_bus.end)
         await on_bus.start()
+        notifications = Notifications(api, NotificationService(bus))
+        stack.push_async_callback(notifications.end)
+        await notifications.start()
 
         def reload() -> None:
             notifier.reloading()
@@ -235,6 +241,14 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         log.info("stopping; models %s", "are stopped" if daemon.settings.stop_models_on_exit else "go on")
         if daemon.failed.done():
             _raise_failure(daemon.failed)
+
+
+def _require_known_state(settings: Settings) -> None:
+    """Before anything is touched: what a newer release has written down is not this one's to go by."""
+    from lllm3090d.state_schema import require_known_schema  # noqa: PLC0415  # not for --check
+    from lllm3090d.store import FILE_NAME  # noqa: PLC0415  # likewise
+
+    require_known_schema(settings.state_dir / FILE_NAME)
 
 
 def raise_file_limit() -> None:

@@ -79,6 +79,7 @@ class ErrorCode(enum.StrEnum):
     SOCKET_PATH_TOO_LONG = "socket_path_too_long"
     RUNTIME_DIR_UNUSABLE = "runtime_dir_unusable"
     STATE_UNUSABLE = "state_unusable"
+    STATE_NEWER = "state_newer"
     ALREADY_RUNNING = "already_running"
     BUS_UNAVAILABLE = "bus_unavailable"
     LOGIND_UNAVAILABLE = "logind_unavailable"
@@ -156,6 +157,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.SOCKET_PATH_TOO_LONG, "A socket path is too long", 500, ExitStatus.CONFIG),
     (ErrorCode.RUNTIME_DIR_UNUSABLE, "The runtime directory cannot be used", 500, ExitStatus.CONFIG),
     (ErrorCode.STATE_UNUSABLE, "What was learnt cannot be kept", 503, ExitStatus.FAILURE),
+    (ErrorCode.STATE_NEWER, "What was learnt is of a newer release", 503, ExitStatus.CONFIG),
     (ErrorCode.ALREADY_RUNNING, "Another daemon is running", 409, ExitStatus.ALREADY_RUNNING),
     (ErrorCode.BUS_UNAVAILABLE, "The user's systemd cannot be reached", 503, ExitStatus.FAILURE),
     (ErrorCode.LOGIND_UNAVAILABLE, "Sleep is not noticed, or not delayed", 503, ExitStatus.FAILURE),

@@ -603,7 +603,7 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             "; ".join(problems),
-            hint="Correct it; every setting is described in docs/reference/settings.md.",
+            hint="Correct it; every setting is described in: man lllm3090-config",
             problems=problems,
             file=str(file),
         ) from error
@@ -671,7 +671,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             "; ".join(problems),
-            hint="Remove or correct the key; every setting is described in docs/reference/settings.md.",
+            hint="Remove or correct the key; every setting is described in: man lllm3090-config",
             problems=problems,
             file=str(file),
         )

@@ -1,8 +1,9 @@
 """What the daemon has learnt, in one SQLite file: headers, answers of engines, calibrations, and what happened.
 
-Everything in it but what happened can be learnt again, so nothing here ever stops the daemon. A file that is damaged is
-moved aside; one that a newer release wrote is left alone; where the file cannot be used at all, memory takes its place
-until it can be. :meth:`Store.check` says so, and a line in the journal does.
+Everything in it but what happened can be learnt again, so nothing here ever stops a daemon that runs. A file that is
+damaged is moved aside; one that a newer release wrote is left alone (no daemon starts with it: ``state_schema.py``);
+where the file cannot be used at all, memory takes its place until it can be. :meth:`Store.check` says so, and a line in
+the journal does.
 """
 
 from __future__ import annotations

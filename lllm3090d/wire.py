@@ -314,6 +314,9 @@ class ModelView(Response):
     quantisation: str | None
     trained_context_tokens: int | None
     state: InstanceState | None = Field(default=None, description="state of its instance, if any")
+    purpose: Purpose | None = Field(
+        default=None, description="what its instance serves, if any: chat, embedding or rerank"
+    )
     problem: dict[str, Any] | None = Field(default=None, description="why it cannot be loaded")
     kind: Kind | None = None
     badges: tuple[Badge, ...] = ()
@@ -329,6 +332,9 @@ class ModelView(Response):
     projector: str | None = Field(default=None, description="file that lets it see or hear")
     drafter: str | None = Field(default=None, description="file that guesses tokens for it")
     on_disk: bool = Field(default=True, description="false for a model of the catalogue, see `download`")
+    modified_s: int | None = Field(
+        default=None, description="when its first file was last changed, seconds since 1970"
+    )
     download: DownloadView | None = None
     verdict: Verdict | None = Field(
         default=None,

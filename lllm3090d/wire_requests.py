@@ -20,7 +20,7 @@ class RequestView(Response):
         default=None, description="of HTTP; null where the client left before there was one"
     )
     outcome: str = Field(description="served, refused, engine-error or client-closed")
-    code: str | None = Field(default=None, description="of docs/reference/errors.md, where we refused it")
+    code: str | None = Field(default=None, description="of a problem document, where we refused it")
     streamed: bool = Field(default=False, description="the answer is a stream of events")
     prompt_tokens: int | None = Field(
         default=None, description="as the answer tells, those of the cache among them"

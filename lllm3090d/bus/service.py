@@ -368,7 +368,7 @@ class BusService:
             error = LlmError(
                 ErrorCode.INVALID_REQUEST,
                 f"the arguments of {member} are larger than {MOST_BYTES} bytes",
-                hint="See docs/reference/dbus.md for what is understood.",
+                hint="See what is understood: man org.lllm3090.Manager1",
             )
             refuse(invocation, error.kind.dbus_name, self._objects.error_text(error))
             return

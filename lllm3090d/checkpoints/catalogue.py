@@ -312,7 +312,7 @@ def _unusable(file: Path, problems: list[str]) -> LlmError:
     return LlmError(
         ErrorCode.SETTINGS_INVALID,
         f"The catalogue {str(file)!r} cannot be used: {shown}.",
-        hint="Correct the file or move it away; its form is in docs/reference/catalogue.md.",
+        hint="Correct the file or move it away; its form is told in the manual, in its page on the catalogue.",
         file=str(file),
         problems=problems[:SHOWN_PROBLEMS],
     )

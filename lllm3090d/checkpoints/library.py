@@ -92,6 +92,7 @@ class Checkpoint:
         drafter: guesses tokens for it.
         problem: why it cannot be loaded, as far as the headers of its files tell by themselves:
             INCOMPLETE_CHECKPOINT or BAD_CHECKPOINT.
+        modified_ns: when its first file was last changed, nanoseconds since 1970; 0 where it was not looked at.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Checkpoint:
     projector: Companion | None = None
     drafter: Companion | None = None
     problem: LlmError | None = field(default=None, compare=False)
+    modified_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class _Group:
     method: DraftMethod | None
     candidate: Candidate | None  # None when its first file cannot be read
     problem: LlmError | None
+    modified_ns: int
 
     def companion(self) -> Companion:
         return Companion(self.shards[0], self.shards, self.size_bytes, self.kind, self.method, self.problem)
@@ -261,7 +264,10 @@ def _groups(folder: Folder, digests: Mapping[Path, Digest | LlmError]) -> Iterat
             kind, method = first.kind, first.method
             candidate = Candidate(folder.parts, stem, first, size_bytes)
         problem = problem_of(shards, [digests[shard] for shard in shards])
-        yield _Group(folder.parts, stem, tuple(shards), size_bytes, kind, method, candidate, problem)
+        modified_ns = folder.files[shards[0]].mtime_ns
+        yield _Group(
+            folder.parts, stem, tuple(shards), size_bytes, kind, method, candidate, problem, modified_ns
+        )
 
 
 def problem_of(shards: Sequence[Path], digests: Sequence[Digest | LlmError]) -> LlmError | None:
@@ -310,7 +316,13 @@ def _named(found: Walk, groups: list[_Group]) -> Iterator[Checkpoint]:
             continue
         taken.add(name)
         checkpoint = Checkpoint(
-            name, group.shards[0], group.shards, group.size_bytes, group.kind, problem=group.problem
+            name,
+            group.shards[0],
+            group.shards,
+            group.size_bytes,
+            group.kind,
+            problem=group.problem,
+            modified_ns=group.modified_ns,
         )
         yield replace(checkpoint, projector=pair(group, Kind.PROJECTOR), drafter=pair(group, Kind.DRAFTER))
 

@@ -151,7 +151,7 @@ def engine(_world: World, facts: Facts) -> Finding:  # noqa: PLR0911  # one for 
         return fail(
             Check.ENGINE,
             f"{told} and lists no card: {cards[0].name} would not be used.",
-            "Use a build for CUDA or Vulkan (lllm3090ctl engine list; docs/how-to/choose-an-engine.md). If it is one,"
+            "Use a build for CUDA or Vulkan (lllm3090ctl engine list; lllm3090ctl engine select --help). If it is one,"
             " the lines devices and vulkan may tell why it sees no card.",
         )
     unseen = [card.name for card in cards if not can_be_kept_to(capabilities, cards, card)]

@@ -19,6 +19,7 @@ from lllm3090d.doctor.findings import Check, Finding, fail, ok, warn
 from lllm3090d.doctor.surroundings import Facts, World
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.units import MIB
+from lllm3090d.state_schema import schema_of
 from lllm3090d.store import APPLICATION_ID, FILE_NAME, LEAST_ROOM_BYTES, SCHEMA_VERSION
 
 GIB = 1 << 30  # bytes
@@ -68,7 +69,7 @@ def settings(_world: World, facts: Facts) -> Finding:
         return fail(
             Check.SETTINGS,
             f"{problem.message.rstrip('.')}. The lines below go by the defaults.",
-            problem.hint or "See docs/reference/settings.md.",
+            problem.hint or "See: man lllm3090-config",
         )
     if facts.config_file.exists():
         return ok(Check.SETTINGS, f"{facts.config_file} is valid.")
@@ -170,7 +171,7 @@ def state(world: World, facts: Facts) -> Finding:
 
 def _database(file: Path) -> Finding:
     try:
-        owner, version = _schema(file)
+        owner, version = schema_of(file)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return ok(Check.STATE, f"{file} is in use just now.")
@@ -186,10 +187,10 @@ def _database(file: Path) -> Finding:
             "The daemon moves it aside when it starts; to keep it there, set state_dir.",
         )
     if version > SCHEMA_VERSION:
-        return warn(
+        return fail(
             Check.STATE,
-            f"{file} was written by a newer release: it is left alone, and what is learnt is forgotten.",
-            "Update lllm3090, or move the file away to begin anew.",
+            f"{file} was written by a newer release: it is left alone, and this daemon does not start with it.",
+            "Install the newer release again, or move the file away to begin anew.",
         )
     return ok(Check.STATE, f"{file} can be used.")
 
@@ -252,25 +253,6 @@ def _mount(world: World, path: Path) -> tuple[str, str]:
         ):  # later ones lie over earlier ones
             best, found = len(point), (what[1], what[0])
     return found
-
-
-def _schema(file: Path) -> tuple[int, int]:
-    """Whose database it is, and of which version. Raises sqlite3.Error."""
-    # A journal that is there has to be read too; else nothing beside the file is touched.
-    journal = file.with_name(file.name + "-wal")
-    is_alone = not journal.exists() or journal.stat().st_size == 0
-    mode = "immutable=1" if is_alone else "mode=ro"
-    connection = sqlite3.connect(f"{file.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_LIMIT_S)
-    try:
-        owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
-        if owner != APPLICATION_ID:
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            return owner, 0
-        return owner, int(
-            connection.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]
-        )
-    finally:
-        connection.close()
 
 
 def _nearest(path: Path) -> Path:

@@ -8,7 +8,6 @@ from the shell of whoever asks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pwd
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lllm3090d import version
-from lllm3090d.doctor import card_checks, disk_checks, systemd_checks, vulkan_check
+from lllm3090d.doctor import card_checks, desktop_checks, disk_checks, systemd_checks, vulkan_check
 from lllm3090d.doctor.findings import Check, Finding, fail, worst
 from lllm3090d.doctor.surroundings import (
     Ask,
@@ -37,6 +36,8 @@ from lllm3090d.engines.probe import probe
 from lllm3090d.engines.vulkan_probe import with_addresses
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.detect import open_cards
+from lllm3090d.gpus.known_cards import recall_cards
+from lllm3090d.gpus.lost_cards import is_lost
 from lllm3090d.gpus.xids import TellsErrors
 from lllm3090d.serving import journal_access
 from lllm3090d.settings import Settings, default_config_file, load_settings
@@ -57,6 +58,7 @@ CHECKS: Mapping[Check, CheckFunction] = {
     Check.SERVICE: systemd_checks.service,
     Check.SOCKET: systemd_checks.socket,
     Check.DBUS: systemd_checks.dbus,
+    Check.NOTIFICATIONS: desktop_checks.notifications,
     Check.DELEGATION: systemd_checks.delegation,
     Check.LINGER: systemd_checks.linger,
     Check.JOURNAL: systemd_checks.journal,
@@ -188,17 +190,19 @@ def daemon_environment(
 def find_cards(settings: Settings) -> CardsFound:
     """The cards that the daemon would manage. Opens no compute context."""
     try:
-        readers = open_cards(settings.card)
+        readers = open_cards(settings.card, known=recall_cards(settings.state_dir))
     except LlmError as error:
         return CardsFound(problem=error)
-    found, source = tuple(reader.card for reader in readers), None
+    found, source, lost = tuple(reader.card for reader in readers), None, None
     for reader in readers:
         if isinstance(reader, TellsErrors):
-            with contextlib.suppress(LlmError):  # a card that cannot be read has a line of its own
+            try:
                 reader.read()
+            except LlmError as error:  # one that is there and cannot be read has a line of its own
+                lost = lost or (error if is_lost(error) else None)
             source = reader.errors().source
         reader.close()
-    return CardsFound(found, xid_source=source)
+    return CardsFound(found, xid_source=source) if lost is None else CardsFound(problem=lost)
 
 
 def find_engine(settings: Settings) -> EngineFound:

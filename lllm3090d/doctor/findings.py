@@ -24,6 +24,7 @@ class Check(enum.StrEnum):
     SERVICE = "service"
     SOCKET = "socket"
     DBUS = "dbus"
+    NOTIFICATIONS = "notifications"
     DELEGATION = "delegation"
     LINGER = "linger"
     JOURNAL = "journal"

@@ -146,7 +146,7 @@ def schema() -> str:
     for each in told["properties"].values():
         each.pop("format", None)  # "path", which schemas do not know
     told |= {"$schema": _SCHEMA_DIALECT, "title": "config.toml of lllm3090d"}
-    told["description"] = "Settings of lllm3090d. All are described in docs/reference/settings.md."
+    told["description"] = "Settings of lllm3090d. All are described in lllm3090-config(5)."
     return json.dumps(told, indent=2) + "\n"
 
 

@@ -62,7 +62,7 @@ def service(_world: World, facts: Facts) -> Finding:  # noqa: PLR0911  # one for
     unit = facts.units.service
     load, active = unit.get("LoadState", ""), unit.get("ActiveState", "")
     if load == "not-found":
-        return fail(Check.SERVICE, f"{SERVICE} is not installed for you.", "Install it: make install")
+        return fail(Check.SERVICE, f"{SERVICE} is not installed for you.", "Set it up: lllm3090ctl setup")
     if load == "masked":
         return fail(
             Check.SERVICE,
@@ -106,11 +106,11 @@ def socket(_world: World, facts: Facts) -> Finding:  # noqa: PLR0911  # one for 
     unit, daemon = facts.units.socket, facts.units.service
     if unit.get("LoadState") == "not-found":
         if daemon.get("LoadState") == "not-found":
-            return fail(Check.SOCKET, f"{SOCKET} is not installed for you.", "Install it: make install")
+            return fail(Check.SOCKET, f"{SOCKET} is not installed for you.", "Set it up: lllm3090ctl setup")
         return warn(
             Check.SOCKET,
             f"{SOCKET} is not installed: nothing starts the daemon when it is needed.",
-            "Install it: make install",
+            "Set it up: lllm3090ctl setup",
         )
     if unit.get("LoadState") == "masked":
         return fail(
@@ -162,7 +162,7 @@ def dbus(world: World, _facts: Facts) -> Finding:
     return warn(
         Check.DBUS,
         f"Nothing tells D-Bus how to start the daemon: programs can call {DBUS_NAME} only while it runs.",
-        "Install it again: make install",
+        "Set it up again: lllm3090ctl setup",
     )
 
 

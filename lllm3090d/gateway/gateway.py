@@ -151,7 +151,8 @@ class Gateway:
             raise LlmError(
                 ErrorCode.NO_SUCH_ROUTE,
                 f"{request.method} {path[:200]} is no address of the gateway.",
-                hint="See docs/reference/gateway.md; for other addresses of an engine: /upstream/MODEL/PATH.",
+                hint="Addresses are those of OpenAI's, Anthropic's and llama-server's API, such as"
+                " /v1/chat/completions; any other of an engine: /upstream/MODEL/PATH.",
             )
         record.path = route.pattern
         record.priority = _priority(request.headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import hdrs, web
@@ -57,7 +58,12 @@ class ModelsList:
         name = await self._house.canonical(wanted) if wanted else None
         listed = await self._listings.models(with_catalogue=False)
         running = {each.name: each for each in self._instances()}
-        entries = [entry(view, running.get(view.name)) for view in listed.models if view.on_disk]
+        own = self._house.settings.models
+        entries = [
+            entry(view, running.get(view.name), section.purpose if (section := own.get(view.name)) else None)
+            for view in listed.models
+            if view.on_disk
+        ]
         if name is not None:
             found = next((each for each in entries if each["id"] == name), None)
             if found is None:
@@ -83,15 +89,29 @@ def document(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _purpose(view: ModelView, instance: Instance | None) -> Purpose:
-    """What it serves now, or what it was made for."""
+def _purpose(view: ModelView, instance: Instance | None, own: Purpose | None) -> Purpose:
+    """What it serves now, else by its setting, else what it was made for: as :meth:`DaemonHouse.purpose` says."""
     if instance is not None:
         return instance.plan.launch.purpose
-    return purpose_of_kind(view.kind or Kind.MODEL)
+    return own or purpose_of_kind(view.kind or Kind.MODEL)
 
 
-def entry(view: ModelView, instance: Instance | None) -> dict[str, Any]:
-    """One model: what a conversation holds is what its launch has, or would get on the empty card."""
+def _moment(seconds: int) -> str:
+    """RFC 3339; of a file from a time that no text has (a broken clock), as of one without a time."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return _moment(0)
+
+
+def entry(view: ModelView, instance: Instance | None, own: Purpose | None = None) -> dict[str, Any]:
+    """One model: what a conversation holds is what its launch has, or would get on the empty card.
+
+    Args:
+        view: of the list.
+        instance: that it has, if any.
+        own: the purpose that the settings give it, if any.
+    """
     serves = instance is not None and instance.state in SERVING
     window = instance.plan.window_tokens if instance is not None and serves else view.window_tokens
     slots = instance.plan.parallel if instance is not None and serves else view.parallel
@@ -99,9 +119,9 @@ def entry(view: ModelView, instance: Instance | None) -> dict[str, Any]:
         "id": view.name,
         "object": "model",
         "type": "model",
-        # Both want a time; that of a file says nothing of a model.
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
+        # Both want a time; when the file came is what is known here.
+        "created": view.modified_s or 0,
+        "created_at": _moment(view.modified_s or 0),
         "owned_by": OWNER,
         "display_name": view.name,
         "aliases": list(view.aliases),
@@ -114,6 +134,6 @@ def entry(view: ModelView, instance: Instance | None) -> dict[str, Any]:
         "slots": slots or None,
         "trained_context_tokens": view.trained_context_tokens,
         "kind": str(view.kind) if view.kind else None,
-        "purpose": str(_purpose(view, instance if serves else None)),
+        "purpose": str(_purpose(view, instance if serves else None, own)),
         "problem": (view.problem or view.plan_problem or {}).get("detail"),
     }

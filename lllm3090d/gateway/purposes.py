@@ -57,7 +57,7 @@ def check(route: Route, name: str, purpose: Purpose) -> None:
         hint += f" To have vectors of it all the same: lllm3090ctl load {name} --purpose embedding."
     raise LlmError(
         ErrorCode.WRONG_PURPOSE,
-        f"{name} is loaded as {_IS[purpose]}, and {route.target.partition('?')[0][:200]} needs {_IS[wanted]}.",
+        f"{name} serves as {_IS[purpose]}, and {route.target.partition('?')[0][:200]} needs {_IS[wanted]}.",
         hint=hint,
         field="model",
         model=name,

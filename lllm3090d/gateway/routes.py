@@ -187,6 +187,6 @@ def _wrong_method(method: str, path: str, methods: frozenset[str]) -> LlmError:
     return LlmError(
         ErrorCode.NO_SUCH_ROUTE,
         f"{path} takes {allowed}, not {method}.",
-        hint="See docs/reference/gateway.md.",
+        hint=f"Ask it with: {allowed}.",
         allow=sorted(methods),
     )

@@ -18,6 +18,11 @@ ATTEMPT_PAUSE_S = 5.0
 WAY_OUT = 'If it was taken out: set card = "cpu" (or "amd", "intel") and restart lllm3090d.'
 
 
+def is_lost(error: LlmError) -> bool:
+    """Whether a card could not be read because it has not been there since the start."""
+    return error.details.get("lost") is True
+
+
 class LostCards:
     """Tries to open the driver until the known cards are there, and hands their readers out.
 
@@ -66,6 +71,7 @@ class LostCards:
                     f"{card.name} is not among the cards that its driver lists now.",
                     hint=f"Is it seated and powered? {WAY_OUT} Other cards are taken at the next start.",
                     card=card.uuid,
+                    lost=True,
                 )
             return reader
 
@@ -95,7 +101,7 @@ class LostCards:
             ErrorCode.CARD_UNREADABLE,
             f"{card.name}, which was managed before, cannot be opened: {why.rstrip('.')}.",
             hint=f"{hint.rstrip('.')}. {WAY_OUT}",
-            **(details | {"card": card.uuid}),
+            **(details | {"card": card.uuid, "lost": True}),
         )
 
 

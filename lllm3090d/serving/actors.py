@@ -22,6 +22,7 @@ from lllm3090d.serving.events import (
     Verified,
     YieldWanted,
 )
+from lllm3090d.serving.idle import CAUSE as IDLE
 from lllm3090d.serving.instance import SERVING, InstanceState
 from lllm3090d.wire import Actor, ActorKind
 
@@ -78,7 +79,7 @@ class Actors:
             case UnitSeen():
                 return ENGINE if event.status.is_failed else SYSTEMD
             case YieldWanted():
-                return PRESSURE
+                return DAEMON if event.cause == IDLE else PRESSURE
         if isinstance(event, _BY_SYSTEMD):
             return SYSTEMD
         return ENGINE if isinstance(event, _BY_ENGINE) else DAEMON

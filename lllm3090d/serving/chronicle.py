@@ -65,9 +65,10 @@ class Chronicle:
         if numbers.ended:
             self._history.add(EventKind.DAEMON, message=f"started, version {VERSION}")
             return
+        how = "could not record what happened" if numbers.is_behind else "was killed or crashed"
         self._history.add(
             EventKind.DAEMON,
-            message=f"started, version {VERSION}; the one before was killed or crashed, and what happened after"
+            message=f"started, version {VERSION}; the one before {how}, and what happened after"
             f" {numbers.last_at} may be missing",
             details={"from": numbers.last_at, "to": now_text()},
         )

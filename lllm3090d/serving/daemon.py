@@ -111,6 +111,7 @@ from lllm3090d.serving.statistics import Statistics
 from lllm3090d.serving.telling import Telling
 from lllm3090d.serving.unit_reader import UnitReader
 from lllm3090d.serving.unit_spec import identifier, unit_name
+from lllm3090d.serving.unrecorded import Unrecorded
 from lllm3090d.serving.wanted import Life
 from lllm3090d.serving.wanted_set import WantedSet
 from lllm3090d.serving.wanted_store import WantedStore
@@ -162,7 +163,9 @@ class Daemon:
         self.statistics = Statistics()
         self.started = now_text()
         self.lookup = Lookup(lambda: self.settings)
-        self.history = History(EventTable(self.lookup.store, self._history_bounds))
+        self.history = History(
+            EventTable(self.lookup.store, self._history_bounds), Unrecorded(settings.runtime_dir)
+        )
         self.scheduler = Scheduler(policy_of(settings, {}))
         self.offers = Offers(self.lookup)
         self.logs = EngineLogs(self._log_files_dir)
@@ -266,7 +269,8 @@ class Daemon:
         inherited = environment_of(await self.manager.manager_environment())
         self.scheduler.policy = policy_of(self.settings, inherited)
         self.log_keeper.start(self._spawn, self._journal_probed)
-        self._chronicle.started(await self.history.open())
+        numbers = await self.history.open()
+        self._chronicle.started(numbers)
         await self.look_for_desktop()
         released, pinned = await asyncio.to_thread(self._held)
         self.scheduler.released = released
@@ -280,7 +284,11 @@ class Daemon:
         left_alone = frozenset(self.foreign_units.names)
         asleep |= {each.name for each in remembered.wants if unit_name(each.name, each.run) in left_alone}
         self.wanted.begin(
-            remembered, Life(kernel_boot_id(), await self.manager.session()), self._apply, asleep
+            remembered,
+            Life(kernel_boot_id(), await self.manager.session()),
+            self._apply,
+            asleep,
+            is_behind=numbers is not None and numbers.is_behind,
         )
         self.lookup.watch()
         self._writer = asyncio.create_task(self._write(), name="writer")

@@ -77,11 +77,13 @@ class Numbers:
         next: the number to begin with, above all that were ever told.
         ended: it had ended in order, with all its events written.
         last_at: time of its last event that was written; None where there is none.
+        is_behind: it could not write what happened, so this is what one before it left.
     """
 
     next: int
     ended: bool
     last_at: str | None
+    is_behind: bool = False
 
 
 def row_of(event: Event, at_us: int) -> Row:

@@ -252,11 +252,17 @@ class IdleChecked:
 
 @dataclass(frozen=True, slots=True)
 class YieldWanted:
-    """Strangers need memory, or nobody uses them: these runs are to go, where they are idle still."""
+    """Strangers need memory, or nobody uses them: these runs are to go, where they are idle still.
+
+    Attributes:
+        idle_since_s: on the scheduler's clock, where it was decided by how long nobody had used them: one that was used
+            later stays.
+    """
 
     runs: tuple[str, ...]
     reason: str
     cause: str = "pressure"
+    idle_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from lllm3090d.serving.event_table import EventTable, Numbers, row_of
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.moments import now_text, now_us, time_text
 from lllm3090d.serving.recorder import Gap, Recorder
+from lllm3090d.serving.unrecorded import Unrecorded
 from lllm3090d.wire import Actor, ActorKind, Event, EventKind
 
 __all__ = ["History", "Since", "now_text", "time_text"]
@@ -54,22 +55,24 @@ class History:
 
     Args:
         table: where they are recorded; None keeps them in memory alone.
+        unrecorded: tells the next daemon where they could not be recorded.
     """
 
-    def __init__(self, table: EventTable | None = None) -> None:
+    def __init__(self, table: EventTable | None = None, unrecorded: Unrecorded | None = None) -> None:
         self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._closed = False
         self._seq = 0
         self._cause = DAEMON
         self._table = table
+        self._unrecorded = unrecorded
         self._recorder: Recorder | None = None
 
     async def open(self) -> Numbers | None:
         """Go on behind what was recorded, and record from now on; what the last daemon left."""
         if self._table is None:
             return None
-        self._recorder = Recorder(self._table, self._tell_gap)
+        self._recorder = Recorder(self._table, self._tell_gap, self._unrecorded)
         numbers = await self._recorder.open()
         self._seq = numbers.next - 1
         return numbers

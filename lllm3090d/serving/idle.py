@@ -45,7 +45,7 @@ def expired(
     for each in instances:
         since_s, limit_s = idle_since_s(each), ttl_s(each, usual_s, named)
         if since_s is not None and not each.pinned and now_s - since_s >= limit_s:
-            found.append(YieldWanted((each.run,), f"not used for {_shown(now_s - since_s)}", CAUSE))
+            found.append(YieldWanted((each.run,), f"not used for {_shown(now_s - since_s)}", CAUSE, since_s))
     return tuple(found)
 
 

@@ -13,12 +13,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving.event_table import EventTable, Numbers, Row
 from lllm3090d.serving.moments import now_us, time_text
+from lllm3090d.serving.unrecorded import Unrecorded
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -34,6 +35,8 @@ WAITING_MOST = 2000
 WAITING_MOST_BYTES = 8 << 20
 # Numbers are set aside ahead of their use, so that the next daemon begins above all that a killed one told.
 NUMBERS_AHEAD = 1000
+# The same where they cannot be set aside in the file: more than are given between two attempts to write.
+UNRECORDED_AHEAD = 20 * NUMBERS_AHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,16 @@ class Recorder:
     Args:
         table: where they are written.
         on_gap: told, on the loop, what was lost, once there is something to record that in.
+        unrecorded: tells the next daemon what the table cannot; None tells it nothing.
     """
 
-    def __init__(self, table: EventTable, on_gap: Callable[[Gap], None]) -> None:
+    def __init__(
+        self, table: EventTable, on_gap: Callable[[Gap], None], unrecorded: Unrecorded | None = None
+    ) -> None:
         self._table = table
         self._on_gap = on_gap
+        self._unrecorded = unrecorded
+        self._unrecorded_until = 0  # the number that the next daemon is told; 0 where it is told none
         # Its own, because the threads of look-ups may all be waiting for engines.
         self._thread = ThreadPoolExecutor(1, "history")
         self._waiting: deque[Row] = deque()
@@ -91,6 +99,10 @@ class Recorder:
         if numbers is None:
             # Nobody knows which numbers were told already. Milliseconds since 1970 are above all that were counted.
             numbers = Numbers(now_us() // 1000, ended=False, last_at=None)
+        if self._unrecorded is not None and (told := await self._beside(self._unrecorded.read)) is not None:
+            # What the table says is from before the daemon that could not write to it.
+            numbers = replace(numbers, next=max(numbers.next, told), ended=False, is_behind=True)
+            self._unrecorded_until = told
         self._highest = numbers.next - 1
         self._set_aside = numbers.next
         await self._write()
@@ -179,6 +191,9 @@ class Recorder:
                     return
                 self._set_aside = next_number
                 self._succeeded()
+                if self._unrecorded is not None and self._unrecorded_until:
+                    self._unrecorded_until = 0
+                    await self._beside(self._unrecorded.remove)
             if not self._waiting:
                 self._wake.clear()
             await self._beside(lambda: self._table.prune(now_us()))
@@ -212,6 +227,11 @@ class Recorder:
         self._failures += 1
         if self._failures == 1:
             log.error("what happens is not recorded", extra={"reason": self._why})
+        if self._unrecorded is None or self._highest + UNRECORDED_AHEAD // 2 <= self._unrecorded_until:
+            return
+        until = self._highest + UNRECORDED_AHEAD
+        if await self._beside(functools.partial(self._unrecorded.write, until)):
+            self._unrecorded_until = until
 
     def _succeeded(self) -> None:
         if self._failures:

@@ -61,7 +61,8 @@ class _Run:
         is_lost = not is_live and self.ended_at is None
         return RunView(
             run=self.run,
-            state=self.state,
+            # A daemon that ended while it waited for the memory could not say the last word.
+            state=S.GONE if self.state is S.RELEASING and not is_live else self.state,
             is_live=is_live,
             unit=launch.get("unit"),
             asked_by=self.asked_by,

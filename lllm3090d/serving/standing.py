@@ -39,6 +39,7 @@ from lllm3090d.serving.events import (
     VictimsOwed,
     YieldWanted,
 )
+from lllm3090d.serving.idle import idle_since_s
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.policy import Policy
 from lllm3090d.serving.restarts import End, Latch
@@ -254,7 +255,9 @@ class Standing(Stopping):
     def _on_yield(self, event: YieldWanted) -> None:
         for run in () if self.asleep else event.runs:  # before a sleep all go, and are to come back
             instance = self.by_run(run)
-            if instance is not None and instance.busy is False and self._may_go(instance, frozenset()):
+            if instance is None or instance.busy is not False or not self._may_go(instance, frozenset()):
+                continue
+            if event.idle_since_s is None or idle_since_s(instance) == event.idle_since_s:
                 instance.unwanted = True
                 self._go(instance, event.cause, event.reason)
 

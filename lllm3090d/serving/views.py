@@ -175,6 +175,7 @@ def model_view(
         quantisation=facts.quantisation if facts else None,
         trained_context_tokens=facts.trained_context_tokens if facts else None,
         state=instance.state if instance else None,
+        purpose=instance.plan.launch.purpose if instance else None,
         problem=problem.problem() if problem else None,
         kind=checkpoint.kind,
         badges=badges,
@@ -185,6 +186,7 @@ def model_view(
         state_bytes_per_slot=state_bytes_per_slot(ruled) if ruled else None,
         projector=path_text(checkpoint.projector.path) if checkpoint.projector else None,
         drafter=path_text(checkpoint.drafter.path) if checkpoint.drafter else None,
+        modified_s=max(0, checkpoint.modified_ns // 1_000_000_000) or None,
     )
 
 

@@ -353,8 +353,13 @@ def beginning(
 
 
 def _was_asked(want: Want | None, instance: Instance) -> bool:
-    """Whether a unit that was found dead had been asked to end; one that no longer was wanted had."""
-    return want is None or (want.run == instance.run and want.lot in {Lot.EVICTED, Lot.RELEASED, Lot.COMING})
+    """Whether a unit that was found dead had been asked to end; one that no longer was wanted had.
+
+    One that nobody here has loaded never was wanted: that says nothing of how it ended.
+    """
+    if want is None:
+        return instance.is_known
+    return want.run == instance.run and want.lot in {Lot.EVICTED, Lot.RELEASED, Lot.COMING}
 
 
 def _due(want: Want) -> Want:

@@ -172,7 +172,13 @@ class WantedSet:
     # --- the start ----------------------------------------------------------------------------------------------
 
     def begin(
-        self, remembered: Remembered, life: Life, apply: Callable[[Event], None], asleep: Collection[str]
+        self,
+        remembered: Remembered,
+        life: Life,
+        apply: Callable[[Event], None],
+        asleep: Collection[str],
+        *,
+        is_behind: bool = False,
     ) -> None:
         """Take up what the daemon's last life has left, once units were adopted; nothing is loaded yet.
 
@@ -181,6 +187,7 @@ class WantedSet:
             life: the present one.
             apply: carries out an event.
             asleep: models that were unloaded for a sleep.
+            is_behind: the last life could not write, so that what is not among what was kept may be wanted.
         """
         self._life = life
         self._occasion = occasion(life, remembered.life, has_units=bool(self._scheduler.instances))
@@ -189,7 +196,7 @@ class WantedSet:
             self._scene(),
             self._occasion,
             asleep=asleep,
-            is_known=remembered.life is not None,
+            is_known=remembered.life is not None and not is_behind,
         )
         self._wants = dict(begun.kept)
         for run, is_wanted in begun.ended.items():
@@ -198,8 +205,11 @@ class WantedSet:
             apply(_recalled(want))
         for run, wants in begun.owed.items():
             apply(VictimsOwed(run, tuple(each.evicted() for each in wants)))
+        why = "it was stopped while no daemon was there"
+        if is_behind:
+            why = "it does not run, and what became of it could not be recorded"
         for name in begun.lost:
-            text = "no longer wanted: it was stopped while no daemon was there"
+            text = f"no longer wanted: {why}"
             log.info("%s: %s", name, text)
             self._history.add(EventKind.RESTORE, model=name, message=text)
         self._follows = True

@@ -9,8 +9,9 @@ from lllm3090d.settings import NoticeTopic
 from lllm3090d.surfaces.notices import Notice
 
 QUIET_S = 900.0  # a program that asks again and again is refused again and again
-BURST = 6  # notices at once
-EVERY_S = 20.0  # then one in so many seconds
+BURST = 10.0  # notices at once
+EVERY_S = 15.0  # then one in so many seconds
+REPLACING = 0.25  # of a notice: what one that takes the place of another counts
 MORE_EVERY_S = 60.0
 MORE_KEY = "more"
 REMEMBERED = 500
@@ -25,6 +26,11 @@ class NoticePace:
     _at_s: float | None = None
     _more_at_s: float | None = None
 
+    def forget(self, key: str) -> None:
+        """What was said of it is no longer true, so that it is news when it is said again."""
+        for each in [said for said in self._said if said[0] == key]:
+            del self._said[each]
+
     def passes(self, notice: Notice, now_s: float) -> Notice | None:
         """The notice, one that stands for several, or None.
 
@@ -36,10 +42,14 @@ class NoticePace:
         if before is not None and now_s - before < QUIET_S:
             return None
         since_s = 0.0 if self._at_s is None else now_s - self._at_s
-        self._left, self._at_s = min(float(BURST), self._left + since_s / EVERY_S), now_s
-        if self._left >= 1:
-            self._left -= 1
+        self._left, self._at_s = min(BURST, self._left + since_s / EVERY_S), now_s
+        replaces = any(key == notice.key and now_s - at_s < QUIET_S for (key, _), at_s in self._said.items())
+        # What is to be seen by somebody, as nothing more happens by itself, is always told.
+        cost = 0.0 if notice.lasting else REPLACING if replaces else 1.0
+        if self._left >= cost:
+            self._left -= cost
             self._said[notice.key, notice.gist] = now_s
+            self._said.move_to_end((notice.key, notice.gist))
             while len(self._said) > REMEMBERED:
                 self._said.popitem(last=False)
             return notice

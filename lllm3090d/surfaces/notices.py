@@ -132,7 +132,7 @@ class Notices:
             case EventKind.EVICTION if event.details.get("cause") == "pressure":
                 made = _unloaded(event)
             case EventKind.RESTORE if _problem(event.details) is not None:
-                made = _not_restored(event, "It is wanted, and was")
+                made = _not_restored(event)
             case EventKind.RESUME:
                 made = self._of_resume(event)
             case _:
@@ -170,7 +170,7 @@ class Notices:
         while ends[0] < now_s - ENDS_WINDOW_S:
             ends.popleft()
         _keep(self._ends, model, ends)
-        body = _sentence(str(event.details.get("detail") or event.message))
+        body = _sentence(str(event.details.get("detail") or event.message), model)
         if len(ends) > 1:
             body += f" It has ended {len(ends)} times within {round(ENDS_WINDOW_S / 60)} minutes."
         return Notice(
@@ -178,7 +178,7 @@ class Notices:
             topic=T.FAILED,
             summary=f"{model} has ended unexpectedly" if served else f"{model} could not be started",
             body=body,
-            gist=f"failed {len(ends)}",
+            gist=event.run or "",
             model=model,
             run=event.run or "",
             buttons=(_logs(model),),
@@ -187,17 +187,9 @@ class Notices:
     def _of_resume(self, event: Event) -> Notice | None:
         models = [str(each) for each in _items(event.details.get("models"))]
         problem = _problem(event.details)
-        if problem is not None and event.model is None:
-            return Notice(
-                key=RESUME_KEY,
-                topic=T.RESTORED,
-                summary="Models are not loaded again",
-                body=_sentence(event.message),
-                gist=str(problem.get("code")),
-            )
         if problem is not None:
             self._returning.discard(event.model or "")
-            return replace(_not_restored(event, "After the sleep it was"), topic=T.RESTORED)
+            return replace(_not_restored(event), topic=T.RESTORED)
         loaded = [str(each) for each in _items(event.details.get("loaded"))]
         if not loaded:
             self._returning, self._returned = set(models), []
@@ -212,7 +204,7 @@ class Notices:
             topic=T.RESTORED,
             summary="Loaded again after the sleep",
             body=names,
-            gist=names,
+            gist=str(event.seq),
             is_good=True,
         )
 
@@ -242,7 +234,7 @@ def refusal(model: str, problem: Mapping[str, Any], *, summary: str = "", lead: 
     if found is not None:
         label = f"Retry smaller ({_SMALLER[RemedyKind(found['kind'])]})"
         buttons.append(Button(Act.RETRY, label, str(found.get("command", ""))))
-    text = _sentence(str(problem.get("detail") or ""))
+    text = _sentence(str(problem.get("detail") or ""), model)
     return Notice(
         key=model,
         topic=T.REFUSED,
@@ -287,10 +279,18 @@ def _refused(event: Event) -> Notice | None:
     return refusal(event.model or "", {"detail": event.message, **event.details})
 
 
-def _not_restored(event: Event, lead: str) -> Notice:
-    model, problem = event.model or "", _problem(event.details) or {}
-    made = refusal(model, problem, summary=f"{model} was not loaded again")
-    return replace(made, body=f"{lead} {_sentence(event.message)}" if not problem.get("detail") else made.body)
+def _not_restored(event: Event) -> Notice:
+    problem = _problem(event.details) or {}
+    if event.model is None:  # it concerns all of them
+        return Notice(
+            key=RESUME_KEY,
+            topic=T.REFUSED,
+            summary="Models are not loaded again",
+            body=_sentence(event.message),
+            gist=f"again {problem.get('code')}",
+        )
+    made = refusal(event.model, problem, summary=f"{event.model} was not loaded again")
+    return replace(made, gist=f"again {problem.get('code')}")
 
 
 def _unloaded(event: Event) -> Notice:
@@ -299,8 +299,8 @@ def _unloaded(event: Event) -> Notice:
         key=model,
         topic=T.PRESSURE,
         summary=f"{model} was unloaded for other programs",
-        body=_sentence(event.message),
-        gist="unloaded",
+        body=_sentence(event.message, model),
+        gist=f"unloaded {event.run}",
         model=model,
         run=event.run or "",
     )
@@ -313,8 +313,8 @@ def _latched(event: Event) -> Notice:
         key=model,
         topic=T.LATCHED,
         summary=f"{model} stays down",
-        body=f"{_sentence(event.message)} It is not started again by itself.",
-        gist="latched",
+        body=f"{_sentence(event.message, model)} It is not started again by itself.",
+        gist=f"latched {event.run}",
         model=model,
         run=event.run or "",
         buttons=(_logs(model), reset),
@@ -340,12 +340,13 @@ def _items(value: object) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _sentence(text: str) -> str:
-    """With a capital and a full stop."""
+def _sentence(text: str, model: str = "") -> str:
+    """With a capital, unless it begins with the model's name, and a full stop."""
     text = text.strip()
     if not text:
         return ""
-    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
+    first = text[0] if model and text.startswith(model) else text[0].upper()
+    return first + text[1:] + ("" if text[-1] in ".!?" else ".")
 
 
 def _keep(table: OrderedDict[str, V], key: str, value: V) -> None:

@@ -172,7 +172,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
 }
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "RFC 9457 problem document; codes are listed in docs/reference/errors.md",
+    "description": "RFC 9457 problem document; codes are listed in the manual, under Errors",
     "required": ["type", "title", "status", "detail", "code", "exit_status"],
     "properties": {
         "type": {"type": "string"},

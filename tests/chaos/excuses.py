@@ -20,6 +20,8 @@ FRESH_S = 1.5
 TELLING_S = 20.0
 # A card that cannot be read for less need not be noticed; a daemon that has just come back has had no time to.
 NOTICED_S = 3.0
+# How long memory may be on its way back: a card is lost for 4.5 s, and its driver is initialised at most every 5 s.
+RELEASING_S = 12.0
 # A daemon that is killed may lose this much of what it had told.
 BATCH_S = 0.5
 LOST_EVICTION = "eviction, of which a killed daemon could tell nothing"
@@ -50,7 +52,7 @@ def excuse(death: Death, deeds: Deeds, events: Events) -> str | None:
     if any(event["kind"] == "eviction" and event.get("run") == death.run for event in events):
         return "eviction"
     others = [deed for deed in deeds.of("load") if deed.model != model and deed.touches(begin - 3, end)]
-    killed = [deed for deed in deeds.of("kill-daemon") if begin - 3 <= deed.at_s <= end]
+    killed = [deed for deed in deeds.of("kill-daemon") if begin - 3 <= deed.at_s <= end + BATCH_S]
     if others and killed:
         return LOST_EVICTION
     # Loads that nobody asks for just then (a reset, a start after a failure) make room too; on a full disk a daemon
@@ -91,22 +93,31 @@ def untold(deaths: Iterable[Death], deeds: Deeds, events: Events) -> Iterator[Vi
     gaps = list(_gaps(events))
     wall_s = time.time() - time.monotonic()
     downs = list(deeds.of("kill-daemon", "term-daemon", "stop-daemon", "restart-daemon"))
-    stopping = {
-        each.get("run"): moment_s(each["at"]) - wall_s
-        for each in events
-        if each["kind"] == "state" and each["state"] == "stopping"
-    }
+    stopping, releasing = (
+        {
+            each.get("run"): moment_s(each["at"]) - wall_s
+            for each in events
+            if each["kind"] == "state" and each["state"] == state
+        }
+        for state in ("stopping", "releasing")
+    )
     for death in deaths:
         at_s = death.before_s + wall_s
         # Its stop was told, with who asked; the daemon that would have told its end had been ended meanwhile.
         told_s = stopping.get(death.run)
         if told_s is not None and any(told_s - 2 <= each.at_s <= death.before_s + 1 for each in downs):
             continue
+        # That its unit has ended was told; the daemon that waited for its memory (on a lost card) ended before it.
+        told_s = releasing.get(death.run)
+        if told_s is not None and any(told_s - 1 <= each.at_s <= told_s + RELEASING_S for each in downs):
+            continue
         # What follows from an end may be told, and lost, a little later.
         covered = any(begin <= at_s + slack <= end for begin, end in gaps for slack in (0, 2, 4))
         # One that ended well while no daemon ran leaves nothing that the next one could find.
         if death.watched and death.run and death.run not in ended and not covered:
-            text = f"{death.model} (process {death.pid}, run {death.run}) has ended, and no event tells it"
+            told = [each for each in events if each["kind"] == "state" and each.get("run") == death.run][-1:]
+            last = "".join(f"; the last of it, at {each['at']}: {each['state']}" for each in told)
+            text = f"{death.model} (process {death.pid}, run {death.run}) has ended, and no event tells it{last}"
             yield Violation("history", text, death.before_s - deeds.began_s)
 
 

@@ -104,6 +104,12 @@ def events_since(control_socket: Path, seq: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in get(control_socket, f"/v1/events?since={seq}").splitlines()]
 
 
+def newest_event(control_socket: Path) -> int:
+    """The number of the newest event; 0 without any. Raises OSError or HTTPException where it does not answer."""
+    lines = get(control_socket, "/v1/events?last=1").splitlines()
+    return int(json.loads(lines[-1])["seq"]) if lines else 0
+
+
 def parse(instances: Mapping[str, Any], card: Mapping[str, Any]) -> Told:
     """Both answers as one."""
     problem = card.get("problem")

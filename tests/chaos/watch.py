@@ -23,6 +23,8 @@ PERIOD_S = 0.25
 UNTRUE_LIMIT_S = 2.0
 # A driver that has lost its card is initialised anew at most every 5 s: until then nothing is admitted, which is safe.
 LIMITS_S = {CARD_PROBLEM: 5.0 + UNTRUE_LIMIT_S}
+# What ended is looked into again for so long: what explains it may come, or be read, after it.
+EXPLAINED_WITHIN_S = 2.0
 # A checker that could not look for so long (others had the processors) counts no more than this.
 MOST_OF_A_GAP_S = 0.75
 
@@ -74,6 +76,8 @@ class Watch:
     ) -> None:
         self._socket, self._engine, self._card_state = control_socket, engine, card_state
         self._evicted_s: dict[str, float] = {}  # when the last eviction of a model was read
+        self._asked_s: dict[str, float] = {}  # when the load of what is wanted was asked for
+        self._unexplained: list[Death] = []  # of the last seconds
         self._prices, self._deeds = prices, deeds
         self.findings = Findings()
         self.wanted: dict[str, str] = {}
@@ -86,6 +90,7 @@ class Watch:
         self._lives: dict[int, _Life] = {}
         self._strangers: list[tuple[float, int]] = []
         self._seq = 0
+        self._counted_of = 0  # the daemon whose numbers were seen to go on
         self._looked = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checker", daemon=True)
@@ -106,6 +111,7 @@ class Watch:
         with self._wanted_lock:
             if self._evicted_s.get(model, 0.0) < asked_s:
                 self.wanted[model] = why
+                self._asked_s[model] = asked_s
 
     def unwant(self, *models: str) -> None:
         """It may go; without names all."""
@@ -149,7 +155,7 @@ class Watch:
         if before.daemon.active == "active" and not before.daemon_frozen:
             try:
                 told = daemon.ask(self._socket)
-                self._read_events()
+                self._read_events(before.daemon.main_pid)
             except (OSError, http.client.HTTPException) as error:
                 silence = f"{type(error).__name__}: {error}"
         healthy = {
@@ -188,7 +194,13 @@ class Watch:
             self.findings.compared += comparable and told is not None
             self._looked.notify_all()
 
-    def _read_events(self) -> None:
+    def _read_events(self, pid: int) -> None:
+        if pid != self._counted_of:
+            newest = daemon.newest_event(self._socket)  # what it has told of its start is above all before
+            if newest < self._seq:
+                text = f"the daemon {pid} counts from {newest}, and {self._seq} was told before: followers miss it"
+                self._deeds.violated("history", text)
+            self._counted_of = pid
         for event in daemon.events_since(self._socket, self._seq):
             self._seq = max(self._seq, event["seq"])
             self.findings.events[event["seq"]] = event
@@ -242,8 +254,20 @@ class Watch:
                 watched,
             )
             self.findings.deaths.append(death)
-            if excuse(death, self._deeds, tuple(self.findings.events.values())) == LOST_EVICTION:
-                self.unwant(death.model)
+            self._unexplained.append(death)
+        self._explain()
+
+    def _explain(self) -> None:
+        """The daemon may be killed a moment after it has unloaded a model, before anybody could be told."""
+        now_s, events = time.monotonic(), tuple(self.findings.events.values())
+        left = []
+        for death in self._unexplained:
+            if excuse(death, self._deeds, events) == LOST_EVICTION:
+                if self._asked_s.get(death.model, 0.0) < death.before_s:
+                    self.unwant(death.model)
+            elif now_s - death.before_s < EXPLAINED_WITHIN_S:
+                left.append(death)
+        self._unexplained = left
 
     def _admitted(self, truth: Truth, engine: Engine) -> None:
         """A new engine: with it and all others at their prices, and strangers, the card was not over-committed."""

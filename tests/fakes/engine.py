@@ -89,6 +89,8 @@ class Behaviour:
     token_s: float = 0.0
 
 
+VECTORS = ("/v1/embeddings", "/embedding")
+SCORES = ("/v1/rerank",)
 # Spellings, value, description, variable: the part of the real command line that matters to a launch.
 OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("-h, --help, --usage", "", "print usage and exit", ""),
@@ -160,6 +162,8 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--port", "PORT", "port to listen", "LLAMA_ARG_PORT"),
     ("--ui, --webui, --no-ui, --no-webui", "", "whether to enable the Web UI", "LLAMA_ARG_UI"),
     ("--metrics", "", "enable prometheus compatible metrics endpoint", "LLAMA_ARG_ENDPOINT_METRICS"),
+    ("--embedding, --embeddings", "", "restrict to only support embedding use case", "LLAMA_ARG_EMBEDDINGS"),
+    ("--rerank, --reranking", "", "enable reranking endpoint on server", "LLAMA_ARG_RERANKING"),
     ("--slots, --no-slots", "", "expose slots monitoring endpoint", "LLAMA_ARG_ENDPOINT_SLOTS"),
     ("--jinja, --no-jinja", "", "whether to use jinja template engine for chat", "LLAMA_ARG_JINJA"),
 )
@@ -621,7 +625,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Chat completions, streamed or whole."""
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        if self.path not in {"/v1/chat/completions", "/completion", "/tokenize"}:
+        if self.path not in {"/v1/chat/completions", "/completion", "/tokenize", *VECTORS, *SCORES}:
             self._error(404, "File Not Found", "not_found_error")
             return
         if self._loading():
@@ -638,12 +642,39 @@ class Handler(BaseHTTPRequestHandler):
         work = self.engine.begin(max(1, len(body.split())))
         try:
             self.engine.claim_for_prompts()
-            if self.path == "/completion":
+            if self.path in VECTORS or self.path in SCORES:
+                self._compute(request)
+            elif self.path == "/completion":
                 self._complete_plain(request)
             else:
                 self._complete(streamed, work)
         finally:
             self.engine.end(work)
+
+    def _compute(self, request: Any) -> None:
+        """Vectors or scores, where it was started for these; any other purpose is refused as the real one does."""
+        wait_while(lambda now: now.held)
+        vectors = self.path in VECTORS
+        if ("--embeddings" if vectors else "--reranking") not in self.engine.arguments:
+            what = "embeddings" if vectors else "reranking"
+            self._error(501, f"This server does not support {what}.", "not_supported_error")
+        elif vectors:
+            texts = request.get("input", request.get("content"))
+            many = (
+                texts
+                if isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+                else [texts]
+            )
+            data = [
+                {"object": "embedding", "index": at, "embedding": [float(at), 0.5]}
+                for at in range(len(many))
+            ]
+            self._json({"object": "list", "model": self.engine.alias, "data": data})
+        else:
+            results = [
+                {"index": at, "relevance_score": -float(at)} for at in range(len(request["documents"]))
+            ]
+            self._json({"object": "list", "model": self.engine.alias, "results": results})
 
     def _complete_plain(self, request: Any) -> None:
         """Of a prompt of tokens, whole; what a slot cannot hold is refused as the real one does."""

@@ -135,6 +135,22 @@ def test_a_follower_goes_on_after_a_kill_and_a_restart(fake: Service) -> None:
         "started",
     ]
     assert [each["seq"] for each in began][:2] == [last + 1, last + 2]
+    # A life in which the state file could not be used leaves a gap, and no number of it is given once more.
+    state = fake.directory / "state"
+    fake.stop()
+    for path in state.glob("lllm3090.db*"):
+        path.rename(state / f"aside-{path.name}")
+    (state / "lllm3090.db").mkdir()
+    fake.start()
+    last = events(fake)[-1]["seq"]
+    fake.stop()
+    (state / "lllm3090.db").rmdir()
+    for path in state.glob("aside-*"):
+        path.rename(state / path.name.removeprefix("aside-"))
+    fake.start()
+    began = next(each for each in events(fake, f"?since={last}") if each["kind"] == "daemon")
+    assert "could not record what happened" in began["message"]
+    assert set(began["details"]) == {"from", "to"}
     fake.request("POST", "/v1/unload", {"model": "tiny"})
     (view,) = runs(fake)
     assert view["ready_at"] is not None and view["state"] == "gone"

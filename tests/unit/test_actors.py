@@ -99,6 +99,7 @@ def test_what_the_daemon_asks_of_itself_is_its_own_doing() -> None:
         (StopFinished("r", None), SYSTEMD),
         (EngineReady("r", {}), ENGINE),
         (YieldWanted(("r",), "games"), PRESSURE),
+        (YieldWanted(("r",), "not used for 60 s", "idle", 1.0), DAEMON),
         (LoadStalled("r", BROKEN), DAEMON),
         (MemoryReleased("r", {}), DAEMON),
         (Looked(), DAEMON),

@@ -102,7 +102,9 @@ def test_order_of_places(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.ENGINE_NOT_FOUND
     for _, server in servers:
         if server.parent.parent.name != "other":  # nobody looked for a package that is not there
-            assert str(server.parent) in caught.value.message
+            assert any(str(server.parent) in place for place in caught.value.details["looked_at"])
+    assert "PATH: " + environment["PATH"] in caught.value.details["looked_at"]
+    assert str(tmp_path) not in caught.value.message  # a list of twenty paths is no sentence
     assert caught.value.hint is not None
     assert "LLLM3090_LLAMA_DIR" in caught.value.hint
 

@@ -146,7 +146,8 @@ def test_a_pin_ends_with_its_launch(world: World) -> None:
 def test_what_does_not_run_is_not_pinned(world: World) -> None:
     assert error_of(world.do(PinRequested("p", "b", True)), "p").code is ErrorCode.NOT_LOADED
     world.do(UnloadRequested("u", "a"))
-    assert error_of(world.do(PinRequested("p", "a", True)), "p").code is ErrorCode.NOT_LOADED
+    error = error_of(world.do(PinRequested("p", "a", True)), "p")
+    assert error.code is ErrorCode.NOT_LOADED and "is being unloaded" in error.message
 
 
 # --- the whole card --------------------------------------------------------------------------------------------------

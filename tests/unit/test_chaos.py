@@ -8,11 +8,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos import planted
+from tests.chaos import told as told_module
 from tests.chaos.compare import Difference, compare
 from tests.chaos.deeds import Death, Deeds
 from tests.chaos.excuses import (
@@ -27,6 +29,7 @@ from tests.chaos.excuses import (
 from tests.chaos.plan import FAULTS, SETTLE_EVERY, WORK, steps
 from tests.chaos.told import Instance, Reservation, Told
 from tests.chaos.truth import Card, Engine, Row, Truth, Unit, cgroup_of, read_card
+from tests.chaos.watch import Watch
 from tests.system.harness import REPOSITORY
 
 pytestmark = pytest.mark.unit
@@ -254,6 +257,20 @@ def test_a_stop_that_was_told_needs_no_end_where_the_daemon_was_ended_meanwhile(
     assert list(untold([death_now(deeds)], deeds, [told])) == []
 
 
+def test_an_end_whose_memory_was_waited_for_is_told_though_that_daemon_was_ended() -> None:
+    """The card was lost: nobody could see the memory come back, and the next daemon finds nothing of the run."""
+    deeds = Deeds(quiet=True)
+    told = event("state", run="01", state="releasing")
+    death = death_now(deeds)
+    assert [each.kind for each in untold([death], deeds, [told])] == ["history"]
+    assert [each.kind for each in untold([death], deeds, [event("state", run="02", state="releasing")])]
+    deed = deeds.did("term-daemon", "", 5)
+    deed.at_s += 3
+    assert list(untold([death], deeds, [told])) == []
+    deed.at_s += 30  # that one had time enough to tell the rest
+    assert [each.kind for each in untold([death], deeds, [told])] == ["history"]
+
+
 def test_what_a_killed_daemon_could_not_write_is_covered_by_its_gap() -> None:
     deeds = Deeds(quiet=True)
     before = event("x")["at"]
@@ -273,6 +290,26 @@ def test_a_busy_model_is_never_taken() -> None:
     assert list(taken_from_the_busy(deeds, taken)) == []  # it came to its end
     stream.detail = "it ended early"
     assert [each.kind for each in taken_from_the_busy(deeds, taken)] == ["busy model evicted"]
+
+
+def test_numbers_that_are_given_twice_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows asks for what is above the last number that was seen, and would miss everything else."""
+    deeds = Deeds(quiet=True)
+    watch = Watch(control_socket=tmp_path, engine=tmp_path, card_state=tmp_path, prices={}, deeds=deeds)
+    kept = [{"seq": 40, "kind": "daemon"}]
+    monkeypatch.setattr(told_module, "newest_event", lambda _: kept[-1]["seq"])
+    monkeypatch.setattr(
+        told_module, "events_since", lambda _, seq: [each for each in kept if each["seq"] > seq]
+    )
+    watch._read_events(1)
+    kept.append({"seq": 41, "kind": "state"})
+    watch._read_events(2)
+    assert deeds.violations == [] and sorted(watch.findings.events) == [40, 41]
+    kept[:] = [{"seq": 9, "kind": "daemon"}]
+    for _ in range(2):
+        watch._read_events(3)
+    (violation,) = deeds.violations
+    assert violation.kind == "history" and "counts from 9, and 41 was told before" in violation.text
 
 
 # --- and the checker itself -----------------------------------------------------------------------------------------

@@ -154,6 +154,7 @@ def test_holds_are_told_while_there_is_something_to_hold() -> None:
         (Numbers(7, ended=True, last_at="2026-11-30T11:00:00.000Z"), False),
         (Numbers(1, ended=True, last_at=None), False),
         (Numbers(7, ended=False, last_at="2026-11-30T11:00:00.000Z"), True),
+        (Numbers(7, ended=False, last_at="2026-11-30T11:00:00.000Z", is_behind=True), True),
     ],
 )
 def test_a_daemon_that_was_killed_leaves_doubt(numbers: Numbers | None, doubt: bool) -> None:
@@ -161,6 +162,8 @@ def test_a_daemon_that_was_killed_leaves_doubt(numbers: Numbers | None, doubt: b
     scene.told.started(numbers)
     assert scene.last.kind is EventKind.DAEMON
     assert ("may be missing" in scene.last.message) is doubt
+    is_behind = numbers is not None and numbers.is_behind
+    assert ("could not record" in scene.last.message) is is_behind
     known = {"to"} if numbers is None or numbers.last_at is None else {"from", "to"}
     assert set(scene.last.details) == (known if doubt else set())
 

@@ -20,6 +20,7 @@ import pytest
 
 from lllm3090d import wire
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.serving.instance import InstanceState
 from tests.fakes.control_server import (
     INSPECTED,
     INSTANCE,
@@ -47,6 +48,7 @@ USAGE: dict[str, Any] = {
     "timings": {"predicted_per_second": 41.25},
 }
 DONE = b"data: [DONE]\n\n"
+ENDED = wire.RunView(run="a1", state=InstanceState.STOPPING, is_live=True, why="unload requested")
 
 
 def thought(text: str) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def scene(gateway: GatewayPort, **scripts: Script) -> Iterator[ControlServer]:
             "status": changed(STATUS, gateway={"address": port.url}),
             "load": Stream((READY,)),
             "instances": wire.Instances(instances=(INSTANCE,)),
+            "history": wire.RunHistory(name="SmolLM2-135M", runs=()),
             "inspect": changed(INSPECTED, name="SmolLM2-135M"),
         }
         with ControlServer(**(usual | scripts)) as server:
@@ -193,6 +196,22 @@ def test_an_answer_that_breaks_off(last: bytes, exit_status: int, words: str) ->
     with scene(GatewayPort([["Hello", last]])) as server:
         ended, out, err = asks(server, "smol", "?")
     assert (ended, out) == (exit_status, "Hello\n") and words in err
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        (wire.RunHistory(name="S", runs=(ENDED,)), "SmolLM2-135M ended in the middle of its answer: unload requested."),
+        (wire.RunHistory(name="S", runs=(ENDED.model_copy(update={"why": ""}),)), "ended too early"),
+        (wire.RunHistory(name="S", runs=()), "ended too early"),
+        (LlmError(ErrorCode.UNKNOWN_MODEL, "Nobody knows it.", hint="?"), "ended too early"),
+    ],
+)  # fmt: skip
+def test_why_an_answer_broke_off_is_asked(history: Script, words: str) -> None:
+    """A person sees that the model was unloaded, not only that a connection ended."""
+    with scene(GatewayPort([["Hello", b""]]), history=history) as server:
+        ended, out, err = asks(server, "smol", "?")
+    assert (ended, out) == (6, "Hello\n") and words in err and "broke off" in err
 
 
 def test_events_are_read_as_the_standard_has_it() -> None:

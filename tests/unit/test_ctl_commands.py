@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from lllm3090d import wire
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.quote import Evidence
 from lllm3090d.planning.verdict import Verdict
+from lllm3090d.serving.instance import InstanceState
 from tests.fakes.control_server import (
     ADMITTED,
     INSPECTED,
@@ -119,6 +122,17 @@ def test_ps_shows_what_is_at_risk_and_why() -> None:
     assert done.stdout.endswith(
         "SmolLM2-135M is at risk: RTX 3090 reported Xid 79: the card has fallen off the bus\n"
     )
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_ps_and_models_tell_what_else_than_text_a_model_serves(purpose: Purpose) -> None:
+    told = "ready" if purpose is Purpose.CHAT else f"ready, {purpose}"
+    listed = changed(MODELS, models=(changed(MODELS.models[0], state=InstanceState.READY, purpose=purpose),))
+    with ControlServer(
+        instances=wire.Instances(instances=(changed(INSTANCE, purpose=purpose),)), models=listed
+    ) as server:
+        assert re.search(rf" {told}  +", ctl(server, "ps").stdout)
+        assert re.search(rf" {told}$", ctl(server, "models").stdout, re.MULTILINE)
 
 
 def test_ps_shows_each_instance_and_why_one_failed() -> None:

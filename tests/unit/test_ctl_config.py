@@ -93,6 +93,21 @@ def test_set_get_and_unset(file: Path) -> None:
     assert in_(file.parent) == [file.name]
 
 
+def test_a_section_of_a_model_goes_as_a_whole(file: Path) -> None:
+    for member, value in (("parallel", "2"), ("pin", "true")):
+        assert config(file, "set", f"models.Qwen3.8-27B.{member}", value).exit_code == 0
+    with_section = file.read_text()
+    assert config(file, "unset", "models.Qwen3.8-27B.pin").exit_code == 0
+    assert load_settings(file, {}).models["Qwen3.8-27B"].parallel == 2
+    assert json.loads(config(file, "get", "models.Qwen3.8-27B").stdout)["parallel"] == 2
+    assert config(file, "unset", "models.Qwen3.8-27B").exit_code == 0
+    assert file.read_text().rstrip("\n") == MINE.rstrip("\n")
+    file.write_text(with_section)
+    for member in ("parallel", "pin"):
+        assert config(file, "unset", f"models.Qwen3.8-27B.{member}").exit_code == 0
+    assert "models" not in file.read_text()
+
+
 def test_show_tells_where_values_are_from(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLLM3090_DRAIN_S", "3")
     told = json.loads(config(file, "show", "--json").stdout)

@@ -72,6 +72,24 @@ def test_taking_out_leaves_the_rest() -> None:
         assert without(MINE, path) == MINE
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "left"),
+    [
+        ('a = 1\n\n[m."Q-1.5"]\np = 2\n\n[t]\nq = 1\n', ("m", "Q-1.5", "p"), "a = 1\n\n[t]\nq = 1\n"),
+        ('a = 1\n\n[m."Q-1.5"]\np = 2\n\n[t]\nq = 1\n', ("m", "Q-1.5"), "a = 1\n\n[t]\nq = 1\n"),
+        ("[m]\n[m.x]\na = 1\n[m.y]\nb = 1\n", ("m", "x"), "[m]\n[m.y]\nb = 1\n"),
+        ("[m.x]\na = 1\n\n# about t\n[t]\nb = 1\n", ("m", "x"), "# about t\n[t]\nb = 1\n"),
+        ("[t]\nb = 1\n[m.x]\na = 1\n\n# the end\n", ("m", "x"), "[t]\nb = 1\n# the end\n"),
+        ("[m.x]\n# mine\na = 1\n", ("m", "x", "a"), "[m.x]\n# mine\n"),
+        ("[m.x]\na = 1\n\n# about t\n[t]\n", ("m", "x", "a"), "# about t\n[t]\n"),
+        ("m = {a = {b = 1}, c = 2}\n", ("m", "a", "b"), "m = { c = 2}\n"),
+        ("b = 1\nm.a = 1\n", ("m", "a"), "b = 1\n"),
+    ],
+)
+def test_tables_that_are_empty_then_go_too(text: str, path: tuple[str, ...], left: str) -> None:
+    assert without(text, path) == left
+
+
 @pytest.mark.parametrize("text", ["a = ", "a = 1\na = 2\n", "[[a]]\n[a]\n"])
 def test_what_is_no_toml_is_not_changed(text: str) -> None:
     with pytest.raises(UnclearError, match="no TOML"):
@@ -141,10 +159,12 @@ def test_any_change_is_the_only_one_and_can_be_undone(
     if path[-1] not in had:
         rest = iter(changed.splitlines())
         assert all(line in rest for line in text.splitlines())  # in their order, with others between them
-        undone = tomllib.loads(without(changed, path))
-        if below is not None and path[0] not in before:
-            assert undone.pop(path[0]) == {}
-        assert undone == before
+        undone = without(changed, path)
+        assert kept_lines(undone) == kept_lines(text)
+        # A table that was empty before is one that nobody misses.
+        assert {key: each for key, each in tomllib.loads(undone).items() if each != {}} == {
+            key: each for key, each in before.items() if each != {}
+        }
 
 
 # --- keys and values on the command line ---------------------------------------------------------------------

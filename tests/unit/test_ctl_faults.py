@@ -39,7 +39,7 @@ def properties(values: Mapping[str, str]) -> str:
 @pytest.mark.parametrize(
     ("unit", "reason", "says"),
     [
-        ({"LoadState": "not-found", "ActiveState": "inactive"}, "not_installed", "README"),
+        ({"LoadState": "not-found", "ActiveState": "inactive"}, "not_installed", "lllm3090ctl setup"),
         ({"LoadState": "masked", "ActiveState": "inactive"}, "masked", "unmask"),
         (NOT_RUNNING, "not_running", "systemctl --user start lllm3090d"),
         (

@@ -15,6 +15,7 @@ from gi.repository import Gio, GLib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllm3090ctl.setup_files import Places, wanted
 from lllm3090d.bus import service_page
 from lllm3090d.bus.service_contract import (
     BUS_NAME,
@@ -247,9 +248,11 @@ def test_the_file_goes_with_the_package_and_is_installed() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     shipped = project["tool"]["setuptools"]["package-data"]["lllm3090d"]
     assert str(FILE.relative_to(REPOSITORY / "lllm3090d")) in shipped
-    installer = (REPOSITORY / "packaging" / "dev" / "install.sh").read_text(encoding="utf-8")
-    assert '"$root/packaging/dbus/$bus_name.service"' in installer
-    assert '"$root/lllm3090d/bus/$bus_name.xml"' in installer and f"bus_name={BUS_NAME}" in installer
+    home = Places(Path("/h"), Path("/h/.config"), Path("/h/.local/share"))
+    installed = {file.path: file.content for file in wanted(home, Path("/venv/bin/lllm3090d"))}
+    bus = home.data / "dbus-1"
+    assert installed[bus / "services" / ACTIVATION.name] == ACTIVATION.read_bytes()
+    assert installed[bus / "interfaces" / FILE.name] == FILE.read_bytes()
 
 
 def test_the_manual_is_made_of_the_contract() -> None:

@@ -223,7 +223,7 @@ def damaged(file: Path) -> None:
     [
         (lambda _: None, OK, "can be used"),
         (lambda file: file.unlink(), OK, "first starts"),
-        (newer, WARN, "newer release"),
+        (newer, FAIL, "newer release"),
         (foreign, WARN, "another program"),
         (damaged, WARN, "damaged"),
     ],

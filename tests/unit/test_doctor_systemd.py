@@ -58,7 +58,7 @@ def test_manager_that_does_not_answer_is_the_only_failure(scene: Scene) -> None:
     [
         ({}, OK, "running"),
         ({"ActiveState": "inactive", "SubState": "dead"}, OK, "not running"),
-        ({"LoadState": "not-found"}, FAIL, "make install"),
+        ({"LoadState": "not-found"}, FAIL, "lllm3090ctl setup"),
         ({"LoadState": "masked"}, FAIL, "unmask"),
         ({"LoadState": "bad-setting"}, FAIL, "bad-setting"),
         ({"ActiveState": "failed", "Result": "exit-code"}, FAIL, "exit-code"),
@@ -85,7 +85,7 @@ def test_service(scene: Scene, changed: dict[str, str], level: Level, word: str)
         ({"ActiveState": "failed", "Result": "resources"}, {}, FAIL, "resources"),
         ({"LoadState": "masked"}, {}, FAIL, "unmask"),
         ({"LoadState": "not-found"}, {}, WARN, "not installed"),
-        ({"LoadState": "not-found"}, {"LoadState": "not-found"}, FAIL, "make install"),
+        ({"LoadState": "not-found"}, {"LoadState": "not-found"}, FAIL, "lllm3090ctl setup"),
     ],
 )
 def test_socket(

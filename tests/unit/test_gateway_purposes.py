@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientSession
 
+from lllm3090d.checkpoints.classify import Kind
+from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway.daemon_house import DaemonHouse
+from lllm3090d.gateway.models_list import entry
 from lllm3090d.gateway.purposes import check, needed
 from lllm3090d.gateway.relay import raise_if_too_long
 from lllm3090d.gateway.routes import ROUTES, find
+from lllm3090d.planning.request import PlanRequest
+from lllm3090d.serving.daemon import Daemon
+from lllm3090d.serving.events import UnloadRequested
+from lllm3090d.serving.instance import InstanceState
+from lllm3090d.settings import Settings
+from tests.fakes.control_server import MODELS
 from tests.fakes.gateway_world import Asked, gateway_world
+from tests.fakes.scheduler_world import World
 
 pytestmark = pytest.mark.unit
 
@@ -89,6 +102,61 @@ def test_nothing_is_loaded_for_a_wrong_request(tmp_path: Path) -> None:
             assert (house.loads, house.leases) == ([], set())
 
     asyncio.run(story())
+
+
+class Shelf:
+    """What :class:`DaemonHouse` asks of a daemon for a purpose: settings, what runs, what is on disk."""
+
+    def __init__(self, world: World, settings: Settings, kinds: dict[str, Kind]) -> None:
+        self.scheduler, self.settings, self.lookup = world.scheduler, settings, self
+        self._kinds = kinds
+
+    def resolve(self, name: str) -> Checkpoint:
+        if name not in self._kinds:
+            raise LlmError(ErrorCode.UNKNOWN_MODEL, f"There is no model {name}.", hint="See /v1/models.")
+        path = Path(f"/models/{name}.gguf")
+        return Checkpoint(name, path, (path,), 1, kind=self._kinds[name])
+
+
+def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> None:
+    world = World()
+    settings = Settings.model_validate(
+        {"models": {"set": {"purpose": "embedding"}, "up": {"purpose": "rerank"}}}
+    )
+    kinds = {"set": Kind.MODEL, "up": Kind.MODEL, "e": Kind.EMBEDDING, "r": Kind.RERANK, "plain": Kind.MODEL}
+    house = DaemonHouse(cast(Daemon, Shelf(world, settings, kinds)))
+    world.bring_up("up", gib=3.0)
+    for_vectors: dict[str, Any] = {
+        "request": PlanRequest(8192, 1, purpose=Purpose.EMBEDDING),
+        "capabilities": replace(world.capabilities, flags=world.capabilities.flags | {"--embeddings"}),
+    }
+    world.load("on-its-way", "t", gib=3.0, **for_vectors)
+    assert world.get("on-its-way").state is InstanceState.STARTING
+    expected = {
+        "set": Purpose.EMBEDDING,
+        "e": Purpose.EMBEDDING,
+        "r": Purpose.RERANK,
+        "plain": Purpose.CHAT,
+        "up": Purpose.CHAT,  # as it was loaded, whatever is set since
+        "on-its-way": Purpose.EMBEDDING,  # its file is gone
+    }
+    assert {name: asyncio.run(house.purpose(name)) for name in expected} == expected
+    world.do(UnloadRequested("t-down", "up"))
+    world.bring_down(world.get("up"))
+    assert asyncio.run(house.purpose("up")) is Purpose.RERANK
+    with pytest.raises(LlmError) as caught:
+        asyncio.run(house.purpose("nobody"))
+    assert caught.value.code is ErrorCode.UNKNOWN_MODEL
+
+
+@pytest.mark.parametrize("own", [None, *Purpose])
+def test_the_list_tells_the_purpose_that_is_asked_for(own: Purpose | None) -> None:
+    """Of one that is not loaded: as the gateway would refuse or take a request for it."""
+    view = MODELS.models[0]
+    assert view.kind is Kind.MODEL
+    assert entry(view, None, own)["purpose"] == (own or Purpose.CHAT)
+    made_for = view.model_copy(update={"kind": Kind.RERANK})
+    assert entry(made_for, None, own)["purpose"] == (own or Purpose.RERANK)
 
 
 def test_a_text_that_is_too_long_for_a_micro_batch() -> None:

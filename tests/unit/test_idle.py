@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from lllm3090d.serving.events import Activity
 from lllm3090d.serving.idle import expired, keep_alive_s
 from lllm3090d.serving.instance import InstanceState
+from tests.fakes.scheduler_world import World
 
 pytestmark = pytest.mark.unit
 
@@ -66,6 +68,19 @@ def test_whose_word_counts() -> None:
     assert goes(instance(keep_alive_s=0.0), usual_s=0)
     assert goes(instance(keep_alive_s=10.0), usual_s=0, a=1000)
     assert goes(instance(last_used_s=None), now_s=110.0)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_what_the_look_itself_tells_counts(*, used: bool) -> None:
+    """An engine that somebody asks directly: that it was used shows in the same look that finds its time over."""
+    world = World()
+    world.bring_up("a")
+    world.look({"a": Activity(False, 100)}, after_s=1.0)
+    world.now_s += 60.0
+    (wanted,) = expired(world.scheduler.instances, world.now_s, 60.0, {})
+    world.look({"a": Activity(False, 107 if used else 100)})
+    world.do(wanted)
+    assert world.get("a").state is (InstanceState.READY if used else InstanceState.STOPPING)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from lllm3090d.checkpoints import walk as walk_module
 from lllm3090d.checkpoints.library import Checkpoint, Library, Survey, resolve
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway.models_list import entry
+from lllm3090d.serving.views import model_view
 from tests.fakes.gguf_files import write_gguf, write_llama, write_projector, write_split
 
 pytestmark = pytest.mark.unit
@@ -415,3 +417,20 @@ def test_resolve_finds_one_or_explains(query: str, known: list[str]) -> None:
         assert found in checkpoints
     for name in known:
         assert resolve(name, checkpoints, {}).name == name
+
+
+def test_when_a_model_came_is_told_to_clients(tmp_path: Path) -> None:
+    """OpenAI's ``created`` is a date that lists sort by; a model without one, or from nowhere, has the epoch."""
+    file = write_llama(tmp_path / "one" / "one.gguf")
+    os.utime(file, ns=(0, 1_700_000_000_900_000_000))
+    (found,) = Library(tmp_path, {}).scan()
+    view = model_view(found, {}, None, None, None)
+    told = entry(view, None)
+    assert (view.modified_s, told["created"], told["created_at"]) == (
+        1_700_000_000,
+        1_700_000_000,
+        "2023-11-14T22:13:20Z",
+    )
+    for odd, created in ((None, 0), (1 << 62, 1 << 62)):
+        told = entry(view.model_copy(update={"modified_s": odd}), None)
+        assert (told["created"], told["created_at"]) == (created, "1970-01-01T00:00:00Z")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from lllm3090d.doctor.examination import find_cards
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus import detect
 from lllm3090d.gpus.known_cards import FILE_NAME, recall_cards, remember_cards
 from lllm3090d.gpus.lost_cards import LostCards
 from lllm3090d.gpus.readings import Card, CardKind, MemoryReading, NoCardError, PcieLink
 from lllm3090d.gpus.xids import CardErrors
-from lllm3090d.settings import CardChoice
+from lllm3090d.settings import CardChoice, Settings
 
 pytestmark = pytest.mark.unit
 
@@ -239,3 +240,21 @@ def test_an_uninstalled_driver_or_a_persons_choice_ends_it(monkeypatch: pytest.M
     driver.answer = LOST
     with pytest.raises(LlmError, match="GPU is lost"):
         detect.open_cards(CardChoice.AUTO)
+
+
+# --- the doctor ------------------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_says_of_a_lost_card_that_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And not that models go to host memory, as on a machine that never had one."""
+    remember_cards(tmp_path, [CARD])
+    driver = Driver()
+    driver.answer = NoCardError("driver not loaded", is_installed=True)
+    monkeypatch.setattr(detect, "open_nvidia", driver.open)
+    settings = Settings(state_dir=tmp_path, card=CardChoice.AUTO)
+    found = find_cards(settings)
+    assert found.cards == ()
+    assert found.problem is not None and "managed before" in found.problem.message
+    assert "driver not loaded" in found.problem.message
+    driver.answer = [Reader(CARD)]
+    assert find_cards(settings).cards == (CARD,)

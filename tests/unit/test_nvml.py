@@ -34,12 +34,15 @@ pytestmark = pytest.mark.unit
 MIB = 1 << 20
 UUID = FakeCard().uuid
 # Answers each line with one line of JSON: "open CHOICE", "patience SECONDS" (opens NVIDIA's, with that pause between
-# two initialisations of the library), "cards", "read [UUID]", "errors [UUID]", "close [UUID]".
+# two initialisations of the library), "again" (as a start that knows the cards that were open), "cards", "read [UUID]",
+# "errors [UUID]", "close [UUID]".
 ASKED = """
 import dataclasses, json, sys
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.detect import open_cards
+from lllm3090d.gpus.lost_cards import LostCards
 from lllm3090d.gpus.nvml import open_nvidia
+from lllm3090d.gpus.readings import NoCardError
 from lllm3090d.settings import CardChoice
 readers = ()
 for line in sys.stdin:
@@ -48,6 +51,14 @@ for line in sys.stdin:
         if command in ("open", "patience"):
             readers = open_cards(CardChoice(rest[0])) if command == "open" else open_nvidia(float(rest[0]))
             answer = dataclasses.asdict(readers[0].card)
+        elif command == "again":
+            known = [reader.card for reader in readers]
+            [reader.close() for reader in readers]
+            try:
+                readers = open_nvidia()
+            except (LlmError, NoCardError) as error:
+                readers = LostCards(open_nvidia, known, error, pause_s=0.0).readers()
+            answer = {"reader": type(readers[0]).__name__}
         elif command == "cards":
             answer = {"cards": [dataclasses.asdict(reader.card) for reader in readers]}
         else:
@@ -275,6 +286,29 @@ def test_a_library_that_cannot_start_again_is_tried_later(nvml: FakeNvml) -> Non
     nvml.recover()
     # Everything said so far was true once: nothing of it stays.
     assert process.ask("read")["total_bytes"] == 24576 * MIB
+    process.end()
+
+
+@pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, GPU_IS_LOST, None])
+def test_a_start_while_the_card_is_lost(nvml: FakeNvml, code: int | None) -> None:
+    """The library fails as it is initialised, or gives no handle of the card; then it is as if nothing had been."""
+    process = Asker(nvml.environment)
+    process.ask("open auto")
+    if code is None:
+        nvml.lose(UUID)
+    else:
+        nvml.fail("nvmlInit", code)
+    assert process.ask("again") == {"reader": "LostReader"}
+    for _ in range(2):
+        problem = process.ask("read")
+        assert problem["code"] == "card_unreadable" and "managed before" in problem["detail"]
+        assert problem["details"]["card"] == UUID
+    if code is None:
+        nvml.find_again(UUID)
+    nvml.recover()
+    assert process.ask("read")["total_bytes"] == 24576 * MIB
+    assert process.ask("errors")["returns"] == 1
+    process.ask("close")
     process.end()
 
 

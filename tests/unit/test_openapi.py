@@ -188,7 +188,7 @@ def test_the_reference_shows_each_route_with_curl(route: tuple[str, str]) -> Non
     method, path = route
     pattern = re.escape(path).replace(r"\{name\}", r"[^/ ]+")
     (line,) = re.findall(
-        rf'^    curl .*--unix-socket "\$S" "?http://d{pattern}.*$', sections()[route], re.MULTILINE
+        rf'^curl .*--unix-socket "\$S" "?http://d{pattern}.*$', sections()[route], re.MULTILINE
     )
     body = re.search(r"-d '(.*)'$", line)
     assert (body is not None) == (method == "post")

@@ -15,6 +15,7 @@ from lllm3090d.serving.event_table import DAY_US, Bounds, EventTable, Row, row_o
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.moments import now_us, time_text
 from lllm3090d.serving.recorder import WAITING_MOST, Gap, Recorder
+from lllm3090d.serving.unrecorded import FILE_NAME, Unrecorded
 from lllm3090d.store import Store
 from lllm3090d.wire import Event, EventKind
 
@@ -401,3 +402,120 @@ def test_a_mistake_of_the_recorder_ends_the_recording_and_is_told(
         store.close()
 
     run(scenario())
+
+
+# --- what the file cannot carry ----------------------------------------------------------------------------
+
+
+async def die(recorder: Recorder) -> None:
+    """As with SIGKILL: nothing more is written."""
+    assert recorder._task is not None
+    recorder._task.cancel()
+    await asyncio.wait({recorder._task})
+
+
+def test_a_life_whose_file_could_not_be_used_is_known_to_the_next(tmp_path: Path) -> None:
+    """Its numbers are not given again, and what happened then is a gap."""
+    word = Unrecorded(tmp_path)
+
+    async def recorded() -> None:
+        store, table = table_at(tmp_path)
+        recorder = Recorder(table, lambda _: None, word)
+        await recorder.open()
+        for row in rows([1, 2, 3]):
+            recorder.take(row)
+        await recorder.close()
+        store.close()
+        assert word.read() is None
+
+    async def unrecorded() -> int:
+        """A file that cannot be used, and a daemon that is killed before it can be again; its last number."""
+        store, table = table_at(tmp_path)
+        recorder = Recorder(table, lambda _: None, word)
+        numbers = await recorder.open()
+        assert numbers.last_at is None and not numbers.ended
+        last = numbers.next + 40
+        recorder.take(rows([last])[0])
+        await recorder.flush()
+        await die(recorder)
+        store.close()
+        return last
+
+    async def next_one(told: int) -> None:
+        store, table = table_at(tmp_path)
+        recorder = Recorder(table, lambda _: None, word)
+        numbers = await recorder.open()
+        assert numbers.next > told
+        assert not numbers.ended and numbers.is_behind
+        assert numbers.last_at == time_text(NOW_US)  # of what was recorded last
+        assert word.read() is None  # the file knows it all now
+        await die(recorder)
+        assert seqs(table) == [1, 2, 3]
+        after = table.numbers()
+        assert after is not None and after.next > told and not after.is_behind
+        store.close()
+
+    run(recorded())
+    for path in tmp_path.glob("state.db*"):
+        path.rename(tmp_path / f"aside-{path.name}")
+    (tmp_path / "state.db").mkdir()
+    told = run(unrecorded())
+    (tmp_path / "state.db").rmdir()
+    for path in tmp_path.glob("aside-*"):
+        path.rename(tmp_path / path.name.removeprefix("aside-"))
+    assert (word.read() or 0) > told
+    run(next_one(told))
+
+
+def test_numbers_of_a_full_disk_are_told_to_the_next(tmp_path: Path) -> None:
+    """More events than numbers were set aside for; the word is taken back once they are written."""
+    word = Unrecorded(tmp_path)
+
+    async def scenario() -> None:
+        store, table = table_at(tmp_path)
+        recorder = Recorder(table, lambda _: None, word)
+        await recorder.open()
+        stop_growing(store)
+        told = 2 * module.NUMBERS_AHEAD
+        for row in rows(range(1, told + 1), message="x" * 200):
+            recorder.take(row)
+        await recorder.flush()
+        kept = table.numbers()
+        assert kept is not None and kept.next <= told
+        assert (word.read() or 0) > told
+        grow_again(store)
+        await recorder.flush()
+        kept = table.numbers()
+        assert kept is not None and kept.next > told
+        assert word.read() is None
+        await recorder.close()
+        store.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("text", ["", "-5", "many", "9" * 30, "1.5", "0x10"])
+def test_a_word_that_is_no_number_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    word = Unrecorded(tmp_path)
+    assert word.read() is None and not caplog.text
+    (tmp_path / FILE_NAME).write_text(text)
+    assert word.read() is None
+    assert "ignored" in caplog.text
+    assert word.write(7) and word.read() == 7
+    word.remove()
+    word.remove()
+    assert word.read() is None
+
+
+def test_a_word_that_cannot_be_given_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not Unrecorded(tmp_path / "nowhere").write(7)
+    assert "cannot be written" in caplog.text
+    (tmp_path / FILE_NAME).mkdir()
+    word = Unrecorded(tmp_path)
+    assert word.read() is None and not word.write(7)
+    word.remove()
+    assert "cannot be removed" in caplog.text

@@ -121,6 +121,14 @@ def test_an_end_that_nobody_saw_is_told_as_that() -> None:
     assert (view.is_live, view.state, view.why, view.ended_at) == (False, S.READY, LOST, None)
 
 
+def test_an_end_whose_memory_nobody_saw_come_back_is_over_all_the_same() -> None:
+    """The daemon that waited for it was ended, and the next one finds nothing of the run."""
+    tape = Tape().launch().state(S.STOPPING, "makes room for b", CLIENT).state(S.RELEASING, "unit ended")
+    assert tape.only("r").state is S.RELEASING
+    view = tape.only()
+    assert (view.state, view.why, view.ended_at) == (S.GONE, "makes room for b", "2026-11-30T11:00:06.000Z")
+
+
 def test_a_run_that_was_adopted_keeps_its_beginning() -> None:
     tape = Tape().launch().state(S.READY, "found running", previous=S.STARTING)
     view = tape.only("r")

@@ -280,6 +280,7 @@ BAD_VALUES = [
     ("gateway_access_log", '"perhaps"', "boolean"),
     ("requests_days", "0", "greater than or equal to 1"),
     ("requests_kept", "1000001", "less than or equal to 1000000"),
+    ("notifications", '"crashes"', "crashes is none of all, none, or some of refused, failed"),
     ("stop_models_on_exit", '"perhaps"', "boolean"),
     ("log_level", '"INFO"', "'debug', 'info', 'warning' or 'error'"),
 ]

@@ -15,6 +15,7 @@ from shipped import roff
 from shipped.tree import Command, Option, Source, tree, valued
 
 from lllm3090ctl.cli import cli
+from lllm3090ctl.setup_files import Places, wanted
 from lllm3090d import wire
 from lllm3090d.bus.service_contract import contract
 from lllm3090d.settings import SETTING_KEYS
@@ -123,10 +124,11 @@ def test_other_words_are_refused() -> None:
     assert generator.main(["--chek"]) == 2
 
 
-def test_the_installer_has_every_file() -> None:
-    installer = (PACKAGING / "dev" / "install.sh").read_text(encoding="utf-8")
+def test_setup_installs_every_file() -> None:
+    home = Places(Path("/h"), Path("/h/.config"), Path("/h/.local/share"))
+    contents = {file.content for file in wanted(home, Path("/venv/bin/lllm3090d"))}
     for path in (*COMPLETIONS.iterdir(), *PAGES):
-        assert f"[{path.relative_to(PACKAGING)}]=" in installer
+        assert path.read_bytes() in contents, path
 
 
 # --- the tree ------------------------------------------------------------------------------------------------

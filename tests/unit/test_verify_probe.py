@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.serving import engine_http
 from lllm3090d.serving.engine_http import EngineTalkError, ask
@@ -75,6 +76,38 @@ def test_an_idle_engine_is_probed(tmp_path: Path, path: Path) -> None:
     assert (found.prompt_tokens, found.skipped) == (512, "")
     assert found.peak_bytes in {5, 9}
     assert 0 < found.seconds < TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    ("purpose", "flag"), [(Purpose.EMBEDDING, "--embeddings"), (Purpose.RERANK, "--reranking")]
+)
+def test_what_gives_no_text_is_asked_for_what_it_gives(
+    tmp_path: Path, path: Path, purpose: Purpose, flag: str
+) -> None:
+    with engine(tmp_path, path, flag):
+        found = run(probe(what(path, purpose=purpose), lambda: 7))
+        assert found.skipped == "" and found.peak_bytes == 7
+        # Of vectors exactly; a text that is scored has whole words, and leaves room for the question.
+        assert (
+            found.prompt_tokens == 512 if purpose is Purpose.EMBEDDING else 256 < found.prompt_tokens < 512
+        )
+
+
+@pytest.mark.parametrize(
+    ("purpose", "path_asked"), [(Purpose.EMBEDDING, "/embedding"), (Purpose.RERANK, "/v1/rerank")]
+)
+def test_an_engine_that_refuses_what_it_is_asked_for(
+    tmp_path: Path, path: Path, purpose: Purpose, path_asked: str
+) -> None:
+    with engine(tmp_path, path):
+        refused = run(probe(what(path, purpose=purpose), lambda: 7))
+    assert refused.prompt_tokens == 0 and "501" in refused.skipped and path_asked in refused.skipped
+
+
+def test_a_slot_without_room_for_a_text_is_not_scored(tmp_path: Path, path: Path) -> None:
+    with engine(tmp_path, path, "--reranking"):
+        found = run(probe(what(path, purpose=Purpose.RERANK, window_tokens=80), lambda: 7))
+    assert found.prompt_tokens == 0 and "no room for a text" in found.skipped
 
 
 def test_what_comes_with_the_first_prompt_is_seen(tmp_path: Path, path: Path) -> None:

@@ -11,6 +11,7 @@ from lllm3090d.engines.crash_causes import CrashCause
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.events import (
+    Announce,
     CancelRequested,
     Effect,
     FailureRecalled,
@@ -401,6 +402,24 @@ def test_a_dead_unit_that_had_been_asked_to_end_is_no_failure(world: Keeping) ->
         # Where nothing is known of what was wanted, it counts as one that failed.
         unknown = beginning((), after.scene(), Occasion.CONTINUED, is_known=False)
         assert dict(unknown.ended) == {} and unknown.load == ()
+
+
+def test_a_dead_unit_that_nobody_here_has_loaded_had_not_been_asked_to_end(world: Keeping) -> None:
+    """It never was wanted, so that it is not among those says nothing: its cause is read and told."""
+    instance = world.bring_up("a")
+    after = Keeping()
+    dead = status(instance, active_state="failed", result="signal", main_pid=0)
+    shares = instance.record.shares(CARD.uuid)
+    after.do(UnitAdopted(dead, instance.record, healthy=False, shares=shares, is_known=False))
+    begun = beginning((), after.scene(), Occasion.CONTINUED)
+    assert dict(begun.ended) == {} and begun.load == ()
+    after.do(
+        PostMortemRead(instance.run, LlmError(ErrorCode.ENGINE_FAILED, "it died", cause="engine_fault"))
+    )
+    effects = after.do(MemoryReleased(instance.run, {}))
+    (failed,) = [each for each in of_kind(effects, Announce) if each.state is S.FAILED]
+    assert failed.failure is not None and failed.failure.details["cause"] == "engine_fault"
+    assert of_kind(effects, Restore) == [] and after.get("a").retry_at_s is None
 
 
 def test_a_dead_unit_that_was_up_is_the_policys(world: Keeping) -> None:

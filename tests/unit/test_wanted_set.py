@@ -26,6 +26,7 @@ from lllm3090d.serving.events import (
     Restore,
     ResumeRequested,
     StartFinished,
+    UnitAdopted,
     UnitSeen,
     UnloadRequested,
 )
@@ -165,9 +166,16 @@ class Desk:
         self.news.set()
         return effects
 
-    def begin(self, remembered: Remembered, asleep: Sequence[str] = (), life: Life = NOW) -> None:
+    def begin(
+        self,
+        remembered: Remembered,
+        asleep: Sequence[str] = (),
+        life: Life = NOW,
+        *,
+        is_behind: bool = False,
+    ) -> None:
         """As at a start."""
-        self.set.begin(remembered, life, self.apply, asleep)
+        self.set.begin(remembered, life, self.apply, asleep, is_behind=is_behind)
         self.set.go_on()
 
     def told(self) -> list[str]:
@@ -384,6 +392,29 @@ def test_what_was_stopped_while_nobody_looked_is_told(tmp_path: Path) -> None:
         await desk.idle()
         assert desk.names() == ["b"]
         assert "a: no longer wanted: it was stopped while no daemon was there" in desk.told()
+
+    with_desk(tmp_path, test)
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_what_a_full_disk_kept_from_being_written_was_not_asked_to_end(
+    tmp_path: Path, is_behind: bool
+) -> None:
+    """Of a model that was loaded then and has died since, the cause is read; else it was unloaded."""
+
+    async def test(desk: Desk) -> None:
+        before = World()
+        before.do(before.request("a", "t", 2.0, WISH))
+        launched = before.get("a")
+        dead = status(launched, active_state="failed", result="signal", main_pid=0)
+        shares = launched.record.shares(CARD.uuid)
+        desk.do(UnitAdopted(dead, launched.record, healthy=False, shares=shares))
+        desk.begin(Remembered(NOW, (want("b"),)), is_behind=is_behind)
+        assert desk.world.get("a").post_mortem_pending is is_behind
+        await desk.idle()
+        (told,) = desk.told()
+        assert told.startswith("b: no longer wanted: it ")
+        assert ("could not be recorded" in told) is is_behind
 
     with_desk(tmp_path, test)
 

@@ -64,13 +64,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(r"sudo .*", "changes the machine", skip=True),
     Rule(r"printf .*\| sudo tee .*", "changes the machine", skip=True),
+    Rule(r'(eval "\$\()?ssh .*', "another machine", skip=True),
     Rule(
         r"(packaging/dev/user-manager .*)?\.venv/bin/python -m (bench|tests)\..*",
         "a measurement of minutes",
         skip=True,
     ),
+    Rule(
+        r"(pipx|uv|git archive) .*|\(cd packaging/arch .*",
+        "installs a program, or makes a package: tests/system/test_setup.py, tests/unit/test_arch_package.py",
+        "docs/how-to/install-pipx.md",
+        skip=True,
+    ),
+    Rule(
+        r"lllm3090ctl setup( --remove| --take-over)?",
+        "the daemon of this test is not set up so: tests/system/test_setup.py does it",
+        skip=True,
+    ),
     # --- end otherwise ----------------------------------------------------------------------------------------------
-    Rule(r"lllm3090ctl plan smollm2 --context 2000000 --parallel 256", "shows a refusal", statuses=(5,)),
+    Rule(
+        r"lllm3090ctl plan smollm2 --context 2000000 .*",
+        "shows a refusal",
+        "docs/tutorial/first-model.md",
+        statuses=(5,),
+    ),
     Rule(
         r"lllm3090ctl claude --model smollm2",
         "shows a refusal: its window is too small for an agent",
