@@ -101,8 +101,8 @@ def _set(_client: Client, screen: Screen, *, key: str, values: tuple[str, ...], 
 def _unset(_client: Client, screen: Screen, *, key: str, no_reload: bool) -> int:
     """Take a setting out of the file, so that its default counts.
 
-    Of a table also a part of it, or the section of a model. A table that is empty then goes too, unless a comment stands
-    in it or above it.
+    Of a table also a part of it, or the section of a model. A table that is empty then goes too, unless a comment
+    stands in it or above it.
 
     \b
     Examples:

@@ -134,7 +134,8 @@ def remove(screen: Screen, *, dry_run: bool, take_over: bool) -> int:
     if not dry_run:
         with _Files():
             setup_disk.carry_out(steps, where.own / setup_disk.SAVED)
-            _take_links(where, units)
+            if is_there:
+                _take_links(where, [file.path.name for file in files if file.path.parent == where.units])
             if before is not None:
                 (where.own / setup_disk.MANIFEST).unlink(missing_ok=True)
                 setup_disk.take_directories([*before.directories, where.own / setup_disk.SAVED, where.own])
@@ -243,8 +244,10 @@ def _stop(done: Done, units: Sequence[str]) -> None:
     """Stop and disable the daemon, and what it has loaded where nobody would manage that any more."""
     stays = systemd.system_units() is not None
     done.models = () if stays else systemd.running_models()
-    # One whose file is not there cannot be named to systemd.
-    there = [unit for unit in (*systemd.SOCKETS, systemd.SERVICE) if unit in units]
+    # One that has neither a file nor runs cannot be named to systemd.
+    there = [
+        unit for unit in (*systemd.SOCKETS, systemd.SERVICE) if unit in units or systemd.is_active(unit)
+    ]
     done.systemd.append(f"stop {' '.join([*there, *done.models])}")
     enabled = [
         unit for unit in (systemd.SERVICE, *systemd.SOCKETS) if unit in units and systemd.is_enabled(unit)
@@ -268,10 +271,10 @@ def _stop(done: Done, units: Sequence[str]) -> None:
 
 
 def _take_links(where: Places, units: Sequence[str]) -> None:
-    """What enables units that have gone; systemd has taken it, where it was asked."""
+    """What enables units; systemd has taken it, where it was asked and their files were there."""
     for directory in where.units.glob("*.wants"):
         for link in (directory / unit for unit in units):
-            if link.is_symlink():  # to what is not there any more
+            if link.is_symlink():
                 link.unlink()
                 setup_disk.take_directories([directory])
 

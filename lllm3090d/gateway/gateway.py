@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -18,6 +17,7 @@ from lllm3090d.gateway.body import Body
 from lllm3090d.gateway.filters import CHANGED, LARGEST_CHANGED_BYTES, TOO_LARGE, filtered, is_changed
 from lllm3090d.gateway.guard import Rules, check, check_place, cors_headers
 from lllm3090d.gateway.house import House, Served
+from lllm3090d.gateway.naming import name_wanted
 from lllm3090d.gateway.record import Outcome, Record
 from lllm3090d.gateway.relay import EVENTS, relay, relay_events, request_headers
 from lllm3090d.gateway.routes import HEALTH, MODELS, MODELS_SHORT, Dialect, Route, Where, dialect_of, find
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 PRIORITY = "x-priority"
 KEEP_ALIVE = "x-keep-alive"
-LONGEST_NAME = 512
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -254,19 +253,8 @@ class Gateway:
         named: object = route.model
         if named is None and route.where is Where.BODY:
             named = await body.member("model")
-        if named is None or named == "":
-            named = settings.gateway_default_model or None
-            if named is None and route.dialect is Dialect.LLAMA and len(serving) == 1:
-                return serving[0]
-        if not isinstance(named, str) or not named or len(named) > LONGEST_NAME:
-            raise LlmError(
-                ErrorCode.INVALID_REQUEST,
-                f"The request names no model{'' if named is None else ' that could be one'}.",
-                hint='Give it as "model", one of those of /v1/models, or set gateway_default_model.',
-                field="model",
-                loaded=list(serving),
-            )
-        name = _meant(named, settings.gateway_models)
+        default, meanings = settings.gateway_default_model, settings.gateway_models
+        name = name_wanted(named, route.dialect, serving, default, meanings)
         return name if name in serving else await self._house.canonical(name)
 
 
@@ -308,16 +296,6 @@ def _note_keep_alive(headers: Mapping[str, str], body: Body, record: Record) -> 
     """For how long the model may stay without use: of the header, or the member that Ollama's clients send."""
     said = headers.get(KEEP_ALIVE)
     record.keep_alive_s = keep_alive_s(body.seen.get("keep_alive") if said is None else said)
-
-
-def _meant(name: str, models: Mapping[str, str]) -> str:
-    """What the settings have a name mean; itself where they say nothing."""
-    if name in models:
-        return models[name]
-    patterns = (
-        model for pattern, model in models.items() if fnmatch.fnmatchcase(name.lower(), pattern.lower())
-    )
-    return next(patterns, name)
 
 
 def _priority(headers: Mapping[str, str]) -> Priority:

@@ -163,6 +163,7 @@ OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--ui, --webui, --no-ui, --no-webui", "", "whether to enable the Web UI", "LLAMA_ARG_UI"),
     ("--metrics", "", "enable prometheus compatible metrics endpoint", "LLAMA_ARG_ENDPOINT_METRICS"),
     ("--embedding, --embeddings", "", "restrict to only support embedding use case", "LLAMA_ARG_EMBEDDINGS"),
+    ("--pooling", "{none,mean,cls,last,rank}", "pooling type for embeddings", "LLAMA_ARG_POOLING"),
     ("--rerank, --reranking", "", "enable reranking endpoint on server", "LLAMA_ARG_RERANKING"),
     ("--slots, --no-slots", "", "expose slots monitoring endpoint", "LLAMA_ARG_ENDPOINT_SLOTS"),
     ("--jinja, --no-jinja", "", "whether to use jinja template engine for chat", "LLAMA_ARG_JINJA"),

@@ -223,4 +223,4 @@ def test_the_how_to_shows_the_page() -> None:
     page = HOW_TO.read_text(encoding="utf-8")
     for name in SITUATIONS:
         drawn = (PAGES / f"{name}.txt").read_text(encoding="utf-8")
-        assert "".join(f"    {line}\n" if line else "\n" for line in drawn.splitlines()) in page
+        assert f"```text\n{drawn.rstrip()}\n```\n" in page

@@ -404,13 +404,6 @@ def test_a_masked_unit_stays_masked(tmp_path: Path) -> None:
     assert f"kept: {unit}." in done.stdout and unit.readlink() == Path("/dev/null")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_may_not_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".config").mkdir(mode=0o500)
-    done = setup(tmp_path, "--json")
-    assert (done.returncode, json.loads(done.stdout)["code"]) == (78, "files_unusable")
-
-
 def test_a_file_in_the_way_of_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / ".config").write_text("")
     done = setup(tmp_path, "--json")
