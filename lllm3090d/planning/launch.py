@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from lllm3090d.checkpoints.facts import CheckpointFacts
-from lllm3090d.checkpoints.purpose import Pooling, Purpose
+from lllm3090d.checkpoints.facts import CheckpointFacts, Pooling, Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning import cache
 from lllm3090d.planning.cache import CacheShape, CacheType

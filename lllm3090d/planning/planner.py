@@ -10,8 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts
-from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.checkpoints.facts import CheckpointFacts, ProjectorFacts, Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from lllm3090d.checkpoints.facts import CheckpointFacts
-from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.checkpoints.facts import CheckpointFacts, Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import compute, placement
 from lllm3090d.planning.launch import Launch

@@ -6,8 +6,7 @@ import enum
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, ProjectorFacts
-from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.checkpoints.facts import CheckpointFacts, LayerKind, ProjectorFacts, Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache, compute, placement, tier
 from lllm3090d.planning.cache import CacheShape

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.checkpoints.facts import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.devices import DeviceRoom

@@ -16,8 +16,14 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from lllm3090d.checkpoints.facts import CheckpointFacts, LayerFacts, LayerKind, ProjectorFacts, total
-from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.checkpoints.facts import (
+    CheckpointFacts,
+    LayerFacts,
+    LayerKind,
+    ProjectorFacts,
+    Purpose,
+    total,
+)
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.planning import cache, compute, placement
 from lllm3090d.planning.cache import CacheShape

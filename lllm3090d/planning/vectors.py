@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lllm3090d.checkpoints.facts import CheckpointFacts
-from lllm3090d.checkpoints.purpose import Pooling, Purpose
+from lllm3090d.checkpoints.facts import CheckpointFacts, Pooling, Purpose
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.launch import Launch
 from lllm3090d.planning.request import Features, PlanRequest

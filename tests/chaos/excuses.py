@@ -124,6 +124,11 @@ def untold(deaths: Iterable[Death], deeds: Deeds, events: Events) -> Iterator[Vi
 def unseen(deeds: Deeds, events: Events) -> Iterator[Violation]:
     """Faults that the history does not tell of with their cause, and that no recorded gap covers."""
     gaps = list(_gaps(events))
+
+    def covered(begin_wall_s: float, end_wall_s: float) -> bool:
+        """The history itself says that what happened then may be missing: of a full disk, after which a kill came."""
+        return any(begin <= begin_wall_s and end_wall_s <= end for begin, end in gaps)
+
     for deed in deeds.of("kill-engine", "segv-engine", "kill-daemon", "stop-daemon", "term-daemon"):
         text = _told_of(deed, deeds, events)
         if text and not any(begin <= deed.wall_s + slack <= end for begin, end in gaps for slack in (0, 2)):
@@ -140,13 +145,15 @@ def unseen(deeds: Deeds, events: Events) -> Iterator[Violation]:
         )
         last = deed.wall_s + over_s - deed.at_s + 1
         found = [each for each in events if each["kind"] == "card"]
-        if not (is_short or disturbed or any(deed.wall_s <= moment_s(each["at"]) <= last for each in found)):
+        is_told = any(deed.wall_s <= moment_s(each["at"]) <= last for each in found)
+        if not (is_short or disturbed or is_told or covered(deed.wall_s, last - 1)):
             text = f"{deed.kind} at {deed.at_s - deeds.began_s:.1f} s: no event tells that the card cannot be read"
             yield Violation("history", text, deed.at_s - deeds.began_s)
     for deed in deeds.of("reload-manager", "reexec-manager", "restart-bus"):
         last = deed.wall_s + TELLING_S
         found = [each for each in events if each["kind"] in {"reconciled", "daemon", "bus"}]
-        if not any(deed.wall_s - 1 <= moment_s(each["at"]) <= last for each in found):
+        is_told = any(deed.wall_s - 1 <= moment_s(each["at"]) <= last for each in found)
+        if not (is_told or covered(deed.wall_s, deed.wall_s)):
             text = (
                 f"{deed.kind} at {deed.at_s - deeds.began_s:.1f} s: no event tells that units were compared"
             )

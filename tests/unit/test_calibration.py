@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lllm3090d.checkpoints.facts import Pooling, Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode
 from lllm3090d.planning.cache import CacheType
@@ -114,6 +115,8 @@ OTHERS: dict[str, Any] = {
     "checkpoint_min_step_tokens": 1,
     "line_tokens": 256,
     "tail_draft_tokens": 1,
+    "purpose": Purpose.EMBEDDING,
+    "pooling": Pooling.MEAN,
 }
 
 

@@ -240,6 +240,26 @@ def test_ends_of_the_daemon_and_upheavals_of_systemd_must_be_told() -> None:
     assert list(unseen(deeds, [*told, event("reconciled")])) == []
 
 
+def test_a_card_that_could_not_be_read_is_told_or_in_a_recorded_gap() -> None:
+    deeds = Deeds(quiet=True)
+    deed = deeds.did("fail-nvml", lasts=True)
+    for at in ("at_s", "wall_s"):
+        setattr(deed, at, getattr(deed, at) - 10)
+    deed.until_s = deed.at_s + 5
+
+    def moment(after_s: float) -> str:
+        return datetime.fromtimestamp(deed.wall_s + after_s, UTC).isoformat()
+
+    def gap(begin_s: float, end_s: float) -> dict[str, Any]:
+        return event("gap", details={"from": moment(begin_s), "to": moment(end_s)})
+
+    assert [each.kind for each in unseen(deeds, [])] == ["history"]
+    assert list(unseen(deeds, [event("card") | {"at": moment(1)}])) == []
+    assert list(unseen(deeds, [gap(-2, 7)])) == []
+    for partly in (gap(-2, 3), gap(2, 7)):  # it could have been told while it lasted
+        assert [each.kind for each in unseen(deeds, [partly])] == ["history"]
+
+
 def test_every_end_must_be_told() -> None:
     deeds = Deeds(quiet=True)
     death = death_now(deeds)

@@ -9,7 +9,7 @@ import pytest
 from lllm3090d.engines.crash_causes import KINDS, CrashCause, Retry
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.request import PlanRequest
-from lllm3090d.serving.comebacks import PASSING, Comebacks, cause_of
+from lllm3090d.serving.comebacks import CARD_PAUSE_S, PASSING, Comebacks, cause_of
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.restarts import Latch, RestartPolicy
 from lllm3090d.serving.running import Evicted, Instance
@@ -159,7 +159,11 @@ def test_a_refused_start_is_tried_again_where_that_can_pass(code: ErrorCode) -> 
         assert latch == Latch("it could not be started again: no", "do this")
         assert instance.retry_at_s is None
     else:
-        pause_s = 0.0 if code is ErrorCode.CARD_RELEASED else POLICY.cap_s
+        pause_s = POLICY.cap_s
+        if code is ErrorCode.CARD_RELEASED:
+            pause_s = 0.0
+        elif code in {ErrorCode.CARD_UNREADABLE, ErrorCode.CARD_AT_RISK}:
+            pause_s = CARD_PAUSE_S
         assert (latch, instance.retry_at_s, instance.next_attempt) == (None, scene.now_s + pause_s, 4)
 
 

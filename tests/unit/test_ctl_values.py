@@ -52,7 +52,7 @@ def test_words_of_options_are_those_of_the_wire() -> None:
         for parameter in cli.commands["plan"].params
         if isinstance(parameter.type, click.Choice)
     ]
-    assert len(choices) == 7
+    assert len(choices) == 8
     for name, offered in choices:
         (described,) = (part for part in schema["properties"][name]["anyOf"] if part.get("type") != "null")
         words = schema["$defs"][described["$ref"].rsplit("/", 1)[1]] if "$ref" in described else described

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from lllm3090d.bus.unit_status import UnitStatus
+from lllm3090d.checkpoints.facts import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card, CardKind, CardProcess, MemoryReading
 from lllm3090d.planning.quote import Evidence, LineItem, Place
@@ -466,7 +467,8 @@ def loading(ledger: Ledger) -> SimpleNamespace:
         control_group=f"/x/{UNIT}",
         record=SimpleNamespace(socket=Path("/run/a.sock"), size_bytes=1000, path=Path("/m.gguf")),
         plan=SimpleNamespace(
-            launch=SimpleNamespace(batch_tokens=2048, draft=SimpleNamespace(tokens=3)), window_tokens=8192
+            launch=SimpleNamespace(batch_tokens=2048, draft=SimpleNamespace(tokens=3), purpose=Purpose.CHAT),
+            window_tokens=8192,
         ),
     )
     return SimpleNamespace(ledger=ledger, by_run={RUN: instance}.get)

@@ -10,7 +10,7 @@ import pytest
 
 from lllm3090d.checkpoints.library import Checkpoint, resolve
 from lllm3090d.errors import LlmError
-from lllm3090d.gateway import connections, dialects, gateway
+from lllm3090d.gateway import connections, dialects, gateway, naming
 from lllm3090d.gateway.filters import CHANGED
 from lllm3090d.gateway.routes import ROUTES, Dialect, Duty, Where
 from lllm3090d.settings import SETTING_KEYS, GatewayLoad
@@ -74,4 +74,4 @@ def test_policies_headers_and_settings() -> None:
         assert setting in SETTING_KEYS
     limits = section("Limits")
     assert f"{connections.LARGEST_LINE_BYTES >> 10} KiB" in limits
-    assert f"{connections.MOST_HEADERS} headers" in limits and f"{gateway.LONGEST_NAME} characters" in limits
+    assert f"{connections.MOST_HEADERS} headers" in limits and f"{naming.LONGEST_NAME} characters" in limits

@@ -128,7 +128,9 @@ def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> 
     world.bring_up("up", gib=3.0)
     for_vectors: dict[str, Any] = {
         "request": PlanRequest(8192, 1, purpose=Purpose.EMBEDDING),
-        "capabilities": replace(world.capabilities, flags=world.capabilities.flags | {"--embeddings", "--pooling"}),
+        "capabilities": replace(
+            world.capabilities, flags=world.capabilities.flags | {"--embeddings", "--pooling"}
+        ),
     }
     world.load("on-its-way", "t", gib=3.0, **for_vectors)
     assert world.get("on-its-way").state is InstanceState.STARTING

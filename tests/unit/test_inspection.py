@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from lllm3090d.planning.cache import CacheType, cache_shape, kv_cache_bytes, sta
 from lllm3090d.planning.costs import context_cost, state_bytes_per_slot, unpriced, weights_by_place
 from lllm3090d.serving.inspection import inspect, listed
 from lllm3090d.serving.lookup import Lookup
+from lllm3090d.serving.unplanned import unplanned
 from lllm3090d.settings import Settings
 from lllm3090d.wire import InspectBody, InspectView, ModelView, ProjectorView, RopeView
 from tests.fakes.gguf_files import (
@@ -109,10 +111,12 @@ def test_the_state_of_a_slot_is_a_share_of_all_states(model: str) -> None:
     assert (state_bytes_per_slot(facts) > 0) == facts.keeps_state
 
 
-def test_encoders_cannot_be_planned() -> None:
-    error = unpriced(facts_of("bge-large-en"))
+def test_encoders_without_a_formula_cannot_be_planned() -> None:
+    encoder = facts_of("bge-large-en")
+    error = unpriced(replace(encoder, architecture="modern-bert"))
     assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED_ARCHITECTURE
+    assert unpriced(encoder) is None
     assert unpriced(facts_of("llama-3.1-8b")) is None
 
 
@@ -183,18 +187,24 @@ def test_heads_of_layers_are_those_of_the_file(lookup: Lookup, tmp_path: Path) -
     assert (layer.head_count, layer.kv_head_count, layer.key_length, layer.value_length) == (32, 8, 128, 128)
 
 
-def test_an_encoder_has_facts_and_a_reason(lookup: Lookup, settings: Settings) -> None:
+def test_an_encoder_has_facts_and_no_cost_of_context(lookup: Lookup, settings: Settings) -> None:
     write(settings.models_dir / "bge" / "m.gguf", published()["bge-large-en"])
     view = inspect(lookup, InspectBody(model="bge"))
     assert (view.kind, view.context_costs, len(view.layers)) == (Kind.EMBEDDING, (), 24)
-    assert view.problem is not None
-    assert "m.gguf is an embedding model, which turns text into vectors" in view.problem["detail"]
-    assert "does not run it: it cannot tell beforehand" in view.problem["detail"]
-    assert f"llama-server --embeddings -m {view.path} " in view.problem["hint"]
+    assert view.problem is None
     row = listing(lookup, settings)["bge"]
     assert row.architecture == "bert"
     assert row.kv_bytes_per_token is None
-    assert row.problem == view.problem
+    assert row.problem is None
+
+
+def test_an_encoder_without_a_formula_has_a_reason() -> None:
+    path = Path("/models/m.gguf")
+    error = unplanned(path, Kind.EMBEDDING, replace(facts_of("bge-large-en"), architecture="modern-bert"))
+    assert error is not None and error.hint is not None
+    assert "m.gguf is an embedding model, which turns text into vectors" in error.message
+    assert "does not run it: it cannot tell beforehand" in error.message
+    assert f"llama-server --embeddings -m {path} " in error.hint
 
 
 def test_an_unknown_architecture_shows_its_header(lookup: Lookup, tmp_path: Path) -> None:

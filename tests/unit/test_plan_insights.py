@@ -169,6 +169,7 @@ def test_every_wish_of_the_planner_can_be_asked_for() -> None:
             "micro_batch_tokens": 32,
             "rope_scaling": "yarn",
             "tiered": True,
+            "purpose": "embedding",
             "arguments": ["--threads", "8"],  # which only an engine can tell the meaning of
         }
     )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lllm3090ctl.cli import cli
 from lllm3090ctl.plan_options import plan_body
+from lllm3090d.checkpoints.facts import Purpose
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
@@ -443,6 +444,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "micro_batch_tokens": st.none() | st.integers(32, 8192),
     "rope_scaling": choices(RopeScaling),
     "tiered": st.booleans(),
+    "purpose": choices(Purpose),
 }
 REQUESTS = st.builds(PlanRequest, **FIELDS)
 

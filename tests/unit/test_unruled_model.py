@@ -86,7 +86,7 @@ def test_what_generates_no_text_is_refused(tmp_path: Path, architecture: str) ->
 def test_embedding_and_rerank_models_are_refused(tmp_path: Path, kind: Kind) -> None:
     path = write_gguf(tmp_path / "m.gguf", METADATA, [TABLE])
     assert described_file(path, kind).problem is not None
-    encoder = facts_of("bge-large-en")
+    encoder = replace(facts_of("bge-large-en"), architecture="modern-bert")
     for each in (kind, Kind.MODEL):
         found = described((path,), each, "m", lambda _: encoder, read_unruled)
         assert found.unruled is None
