@@ -43,7 +43,7 @@ SEED ?= 1
 MINUTES ?= 15
 CHAOS := $(USER_MANAGER) --private -- $(PY) -m tests.chaos
 
-SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units packaging/completions/lllm3090ctl.bash .ci/run \
+SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units $(DEV)/build-deb packaging/completions/lllm3090ctl.bash .ci/run \
 	$(addprefix packaging/arch/,PKGBUILD lllm3090.install dry-run)
 DEV_SCRIPTS := $(DEV)/user-manager
 

@@ -69,6 +69,11 @@ missing_packages() {
   if [ "$target" = test ]; then
     command -v gcc >/dev/null || echo gcc # builds the tests' stand-in for the NVIDIA library
     command -v g++ >/dev/null || echo g++ # builds bench/dry_run
+    # What the commands of the manual take for granted.
+    command -v curl >/dev/null || echo curl
+    command -v jq >/dev/null || echo jq
+    command -v git >/dev/null || echo git
+    command -v gdbus >/dev/null || echo libglib2.0-bin
   fi
 }
 

@@ -71,10 +71,22 @@ RULES: tuple[Rule, ...] = (
         skip=True,
     ),
     Rule(
+        r"packaging/dev/build-deb",
+        "takes more than a minute and fetches wheels",
+        "docs/how-to/install-debian.md",
+        skip=True,
+    ),
+    Rule(
         r"(pipx|uv|git archive) .*|\(cd packaging/arch .*",
         "installs a program, or makes a package: tests/system/test_setup.py, tests/unit/test_arch_package.py",
         "docs/how-to/install-pipx.md",
         skip=True,
+    ),
+    Rule(
+        r"systemctl --user enable --now lllm3090d\.socket lllm3090-gateway\.socket",
+        "nothing runs yet where it has just been installed",
+        "docs/how-to/install-pipx.md",
+        before="systemctl --user stop lllm3090d.socket lllm3090d.service",
     ),
     Rule(
         r"lllm3090ctl setup( --remove| --take-over)?",
