@@ -230,7 +230,7 @@ class Watch:
         for pid, engine in truth.engines.items():
             life = self._lives.get(pid)
             if life is None:
-                life = self._lives[pid] = _Life(engine, truth.at_s, truth.at_s)
+                life = self._lives[pid] = _Life(engine, _born_s(truth, engine), truth.at_s)
                 self._admitted(truth, engine)
             life.seen_s = truth.at_s
             life.served = life.served or healthy.get(pid, False)
@@ -286,6 +286,12 @@ class Watch:
         engines = truth.card.of(truth.engines)
         self._strangers.append((truth.at_s, truth.card.used - engines))
         del self._strangers[:-60]
+
+
+def _born_s(truth: Truth, engine: Engine) -> float:
+    """By systemd: on a busy machine the first look at it may be seconds later."""
+    unit = (truth.units or {}).get(engine.unit)
+    return min(truth.at_s, unit.active_since_s or truth.at_s) if unit is not None else truth.at_s
 
 
 def until(question: Callable[[], bool], within_s: float) -> bool:
