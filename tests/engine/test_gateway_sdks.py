@@ -111,7 +111,7 @@ def test_openai_chat_loads_the_model(world: RealWorld, oai: Any) -> None:
         answer.usage.completion_tokens,
     )
     speed = record.tokens_per_s()
-    assert record.load_s > 0 and speed is not None and speed > 1
+    assert record.load_s > 0 and speed is not None and speed > 0
 
 
 def test_openai_stream(world: RealWorld, oai: Any) -> None:
