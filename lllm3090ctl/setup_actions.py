@@ -84,7 +84,7 @@ def install(screen: Screen, *, dry_run: bool, enable: bool, take_over: bool) -> 
             hint=f"systemctl --user enable --now {' '.join(systemd.SOCKETS)}",
         )
     with _Files():
-        before = setup_disk.manifest(where.own)
+        before = _before(where)
         _require_own(before, daemon, take_over)
         files = setup_files.wanted(where, daemon)
         steps = setup_plan.installing(files, _found(files, before), before)
@@ -119,7 +119,7 @@ def remove(screen: Screen, *, dry_run: bool, take_over: bool) -> int:
     where = setup_files.places(os.environ)
     daemon = setup_files.program()
     with _Files():
-        before = setup_disk.manifest(where.own)
+        before = _before(where)
         _require_own(before, daemon, take_over)
         files = setup_files.wanted(where, daemon)
         steps = setup_plan.removing(files, _found(files, before), before)
@@ -162,6 +162,11 @@ class _Files:
                 exit_status=ExitStatus.CONFIG,
                 hint="Correct what is there, then repeat lllm3090ctl setup: it goes on where it stopped.",
             ) from error
+
+
+def _before(where: Places) -> Manifest | None:
+    known = setup_disk.manifest(where.own)
+    return known.within(where.roots) if known is not None else None
 
 
 def _found(files: Sequence[setup_files.File], before: Manifest | None) -> Mapping[Path, setup_plan.Found]:

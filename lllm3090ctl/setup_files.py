@@ -52,6 +52,16 @@ class Places(NamedTuple):
         return self.config / "systemd" / "user"
 
     @property
+    def manual(self) -> Path:
+        """Of man, which looks beside the directories of PATH, so not where XDG_DATA_HOME says."""
+        return self.home / ".local" / "share" / "man"
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Everything that setup writes is below one of these."""
+        return self.units, self.data, self.manual
+
+    @property
     def own(self) -> Path:
         """What only setup has use for: its manifest, and files that it has saved."""
         return self.data / DISTRIBUTION
@@ -162,10 +172,8 @@ def wanted(where: Places, daemon: Path, shipped: Path = SHIPPED) -> tuple[File, 
         File(where.data / place, (shipped / "completions" / name).read_bytes())
         for name, place in COMPLETIONS.items()
     ]
-    # man looks beside the directories of PATH, so not where XDG_DATA_HOME says.
-    manual = where.home / ".local" / "share" / "man"
     files += [
-        File(manual / f"man{file.suffix[1:]}" / file.name, file.read_bytes())
+        File(where.manual / f"man{file.suffix[1:]}" / file.name, file.read_bytes())
         for file in (shipped / "man").iterdir()
     ]
     return tuple(sorted(files))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +62,16 @@ class Manifest:
     files: Mapping[str, str] = field(default_factory=dict)
     directories: Sequence[str] = ()
 
+    def within(self, directories: Iterable[Path]) -> Manifest:
+        """What it says of places where setup puts files: a damaged one may say anything of any other."""
+        roots = tuple(directories)
+        files = {
+            path: each
+            for path, each in self.files.items()
+            if ".." not in path.split("/") and any(Path(path).is_relative_to(root) for root in roots)
+        }
+        return replace(self, files=files)
+
     def text(self) -> str:
         """As it is written."""
         document = {
@@ -75,10 +85,10 @@ class Manifest:
 
 
 def read_manifest(text: str) -> Manifest | None:
-    """The manifest of a text; None where it is none, or of a release that this one does not know."""
+    """The manifest of a text; None where it is none, damaged, or of a release that this one does not know."""
     try:
         read = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(read, dict) or read.get("format") != FORMAT:
         return None
@@ -87,9 +97,14 @@ def read_manifest(text: str) -> Manifest | None:
         return None
     if not (isinstance(files, dict) and isinstance(made, list)):
         return None
-    if not all(isinstance(each, str) for each in (*files.values(), *made)):
+    are_texts = all(isinstance(each, str) for each in (*files.values(), *made))
+    if not are_texts or not all(map(_is_path, (program, *files, *made))):
         return None
     return Manifest(program, build, files, tuple(made))
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
 
 
 def digest(content: bytes) -> str:

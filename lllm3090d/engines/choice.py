@@ -7,12 +7,10 @@ directory so that a new installation does not reset it.
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 
 from lllm3090d.errors import ErrorCode, LlmError
-from lllm3090d.whole_files import replace_whole, settle_names
+from lllm3090d.whole_files import read_whole, replace_whole, settle_names
 
 FILE_NAME = "engine.json"
 LARGEST_BYTES = 4096
@@ -28,15 +26,7 @@ def read_choice(state_dir: Path) -> str | None:
     """
     file = state_dir / FILE_NAME
     try:
-        # A FIFO or a device in its place must not block whoever asks for the state of things.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as record:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError("it is no regular file")
-            text = record.read(LARGEST_BYTES + 1)
-        if len(text) > LARGEST_BYTES:
-            raise ValueError(f"it is longer than {LARGEST_BYTES} bytes")
-        members = json.loads(text)
+        members = json.loads(read_whole(file, LARGEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

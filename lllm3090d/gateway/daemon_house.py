@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from lllm3090d.checkpoints.purpose import Purpose, purpose_of_kind
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.house import Served
+from lllm3090d.gateway.purposes import launched
 from lllm3090d.gateway.reasoning import Reasoning
 from lllm3090d.gateway.upstream import Engine
 from lllm3090d.serving.daemon import Answer, Daemon
@@ -50,8 +52,8 @@ class DaemonHouse:
     async def purpose(self, name: str) -> Purpose:
         """What a model serves; of one that is not loaded, what it would: the setting, else what it was made for."""
         instance = self._daemon.scheduler.instance(name)
-        if instance is not None and instance.state in SERVING:
-            return instance.plan.launch.purpose
+        if (purpose := launched(instance)) is not None:
+            return purpose
         own = self.settings.models.get(name)
         if own is not None and own.purpose is not None:
             return own.purpose
@@ -60,7 +62,7 @@ class DaemonHouse:
         except LlmError:
             if instance is None:
                 raise
-            return instance.plan.launch.purpose  # it is on its way, and its file is gone
+            return instance.plan.launch.purpose  # its file is gone
 
     async def lease(self, name: str, lease: str) -> Served:
         """Keep a model that serves."""
@@ -86,7 +88,16 @@ class DaemonHouse:
     async def load(
         self, name: str, wish: LoadWish, token: str | None = None
     ) -> tuple[str, AsyncGenerator[Answer, None]]:
-        """Have a model loaded."""
+        """Have a model loaded; one that is to be started again, as it was: nobody has asked for another launch."""
+        instance = self._daemon.scheduler.instance(name)
+        if instance is not None and instance.comes_back and instance.record.asked is not None:
+            wish = replace(
+                wish,
+                request=instance.record.asked,
+                arguments=instance.words,
+                card=instance.card,
+                pinned=instance.pinned,
+            )
         return await self._daemon.load(name, wish, token or secrets.token_hex(8))
 
     async def cancel(self, load_token: str) -> CancelDone:

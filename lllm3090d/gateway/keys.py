@@ -8,13 +8,9 @@ A key has 256 random bits, so its digest needs neither salt nor stretching.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 import secrets
-import stat
-import tempfile
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.guard import digest
 from lllm3090d.serving.moments import now_text
+from lllm3090d.whole_files import read_whole, replace_whole, settle_names
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +150,8 @@ class Keys:
         content = _File(keys=keys).model_dump_json(indent=1).encode() + b"\n"
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(self._file, content)
+            replace_whole(self._file, content)
+            settle_names(self._file.parent)
         except OSError as error:
             raise LlmError(
                 ErrorCode.STATE_UNUSABLE,
@@ -170,16 +168,9 @@ class Keys:
 def _read(file: Path) -> tuple[Key, ...]:
     """The keys of a file; none where there is no file. Raises OSError, ValueError."""
     try:
-        # A FIFO in its place must not hold up the start.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        content = read_whole(file, LARGEST_BYTES)
     except FileNotFoundError:
         return ()
-    with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
-        content = opened.read(LARGEST_BYTES + 1)
-    if len(content) > LARGEST_BYTES:
-        raise ValueError(f"it is longer than {LARGEST_BYTES} bytes")
     return _File.model_validate_json(content).keys
 
 
@@ -189,24 +180,3 @@ def _why(error: ValueError) -> str:
         return str(error)
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Put a file in the place of another one, as a whole, and for nobody else to read."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600
-    fresh = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        fresh.replace(file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(directory)
-    finally:
-        os.close(directory)

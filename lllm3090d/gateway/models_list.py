@@ -13,6 +13,7 @@ from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.purpose import Purpose, purpose_of_kind
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.house import House
+from lllm3090d.gateway.purposes import launched
 from lllm3090d.gateway.routes import MODELS
 from lllm3090d.serving.instance import SERVING
 from lllm3090d.serving.listings import Listings
@@ -89,13 +90,6 @@ def document(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _purpose(view: ModelView, instance: Instance | None, own: Purpose | None) -> Purpose:
-    """What it serves now, else by its setting, else what it was made for: as :meth:`DaemonHouse.purpose` says."""
-    if instance is not None:
-        return instance.plan.launch.purpose
-    return own or purpose_of_kind(view.kind or Kind.MODEL)
-
-
 def _moment(seconds: int) -> str:
     """RFC 3339; of a file from a time that no text has (a broken clock), as of one without a time."""
     try:
@@ -134,6 +128,6 @@ def entry(view: ModelView, instance: Instance | None, own: Purpose | None = None
         "slots": slots or None,
         "trained_context_tokens": view.trained_context_tokens,
         "kind": str(view.kind) if view.kind else None,
-        "purpose": str(_purpose(view, instance if serves else None, own)),
+        "purpose": str(launched(instance) or own or purpose_of_kind(view.kind or Kind.MODEL)),
         "problem": (view.problem or view.plan_problem or {}).get("detail"),
     }

@@ -9,6 +9,8 @@ from types import MappingProxyType
 from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.routes import UPSTREAM, Duty, Route
+from lllm3090d.serving.instance import ON_THE_WAY_UP, SERVING
+from lllm3090d.serving.running import Instance
 
 _EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/embedding")
 _RERANK = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
@@ -25,6 +27,13 @@ _ASK_AT = {
     Purpose.EMBEDDING: "/v1/embeddings",
     Purpose.RERANK: "/v1/rerank",
 }
+
+
+def launched(instance: Instance | None) -> Purpose | None:
+    """What a model serves by its launch: from its admission on, and while it is to be started again; else None."""
+    if instance is None or not (instance.state in SERVING | ON_THE_WAY_UP or instance.comes_back):
+        return None
+    return instance.plan.launch.purpose
 
 
 def needed(route: Route) -> Purpose | None:

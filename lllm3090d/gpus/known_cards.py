@@ -7,20 +7,19 @@ is put anywhere else, and the card is known when it is back.
 from __future__ import annotations
 
 import logging
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lllm3090d.gpus.readings import Card
-from lllm3090d.whole_files import replace_whole, settle_names
+from lllm3090d.whole_files import read_whole, replace_whole, settle_names
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "cards.json"
 LARGEST_BYTES = 1 << 16
+MOST_CARD_BYTES = 1 << 50
 
 
 class _Known(BaseModel):
@@ -35,15 +34,10 @@ def recall_cards(state_dir: Path) -> tuple[Card, ...]:
     """The cards that were managed last, in their order; none without a file that can be understood. Blocking."""
     file = state_dir / FILE_NAME
     try:
-        # A FIFO or a device in its place must not block the start.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as record:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError("it is no regular file")
-            content = record.read(LARGEST_BYTES + 1)
-        if len(content) > LARGEST_BYTES:
-            raise ValueError(f"it is longer than {LARGEST_BYTES} bytes")
-        return _Known.model_validate_json(content).cards
+        cards = _Known.model_validate_json(read_whole(file, LARGEST_BYTES)).cards
+        if not all(card.uuid and 0 < card.total_bytes <= MOST_CARD_BYTES for card in cards):
+            raise ValueError("it names a card that cannot be")
+        return cards
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except ValidationError as error:

@@ -82,7 +82,11 @@ class LostCards:
             self._error = error
             return
         if not any(card.uuid in opened for card in self._known):
-            self._error = NoCardError("the driver lists other cards than before")
+            self._error = LlmError(
+                ErrorCode.CARD_UNREADABLE,
+                "the driver lists other cards than before",
+                hint="If that is right, have these taken: systemctl --user restart lllm3090d.",
+            )
             for reader in opened.values():
                 reader.close()
             return

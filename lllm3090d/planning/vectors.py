@@ -77,7 +77,9 @@ def unserved(facts: CheckpointFacts, request: PlanRequest, features: Features) -
             return None
         return (
             f"{name} generates no text: it is an encoder ({facts.architecture})",
-            "Leave --purpose out, and ask it for vectors at /v1/embeddings, or choose another model.",
+            "Leave --purpose out, and purpose in the settings of this model, and ask it"
+            f" {'for scores at /v1/rerank' if facts.purpose is Purpose.RERANK else 'for vectors at /v1/embeddings'},"
+            " or choose another model.",
         )
     if purpose is Purpose.RERANK and facts.purpose is not Purpose.RERANK:
         return (

@@ -160,6 +160,19 @@ class History:
         finally:
             self._subscribers.discard(queue)
 
+    async def follow_on(self, since: Since) -> AsyncGenerator[Event, None]:
+        """As :meth:`follow`; where it is cut off because its reader was slow, it goes on where it was."""
+        seq = -1
+        while True:
+            before = seq
+            async with contextlib.aclosing(self.follow(since)) as events:
+                async for event in events:
+                    seq = event.seq
+                    yield event
+            if seq == before:  # the history has ended
+                return
+            since = Since(seq=seq)
+
     async def of_model(self, model: str) -> tuple[Event, ...]:
         """The events of a model, as far as they are kept, but changes between ready and busy in older ones."""
         recorded = await self._read(lambda table: table.of_model(model, MODEL_EVENTS))

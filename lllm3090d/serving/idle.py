@@ -62,7 +62,10 @@ def keep_alive_s(value: object) -> float | None:
         return None
     if isinstance(value, str):
         return _of_text(value.strip().lower())
-    return _bounded(float(value))
+    try:
+        return _bounded(float(value))
+    except OverflowError:  # an integer beyond all floats
+        return FOR_EVER_S
 
 
 def _of_text(text: str) -> float | None:

@@ -127,6 +127,11 @@ class Instance:
         return tuple(word for text in self.record.arguments for word in text.split(" ", 1))
 
     @property
+    def comes_back(self) -> bool:
+        """It has failed, and is to be started again as it was."""
+        return self.state is InstanceState.FAILED and self.next_attempt > 0
+
+    @property
     def unit(self) -> str:
         """Name of its unit."""
         return self.found_unit or unit_name(self.record.name, self.record.run)

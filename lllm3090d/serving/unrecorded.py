@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from lllm3090d.whole_files import read_whole, replace_whole
+
 log = logging.getLogger(__name__)
 
 FILE_NAME = "unrecorded"
@@ -30,12 +32,11 @@ class Unrecorded:
     def read(self) -> int | None:
         """A number above all that were told and not recorded; None where everything was recorded."""
         try:
-            if not self._file.is_file():
-                return None
-            with self._file.open("rb") as file:
-                text = file.read(MOST_DIGITS + 2).strip()
-        except OSError as error:
-            log.warning("%s cannot be read: %s", self._file, error.strerror or error)
+            text = read_whole(self._file, MOST_DIGITS + 2).strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s is ignored: %s", self._file, error)
             return None
         if not text.isdigit() or len(text) > MOST_DIGITS:
             log.warning("%s is ignored: it is no number", self._file)
@@ -44,10 +45,8 @@ class Unrecorded:
 
     def write(self, number: int) -> bool:
         """All numbers below may have been told, and are not recorded; whether the next daemon will know."""
-        fresh = self._file.with_suffix(".new")
         try:
-            fresh.write_text(f"{number}\n", encoding="ascii")
-            fresh.replace(self._file)
+            replace_whole(self._file, f"{number}\n".encode())
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error.strerror or error)
             return False

@@ -133,16 +133,9 @@ class News:
     # --- events -------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """The events from now on; one that is cut off because it was slow goes on where it was."""
-        since, seq = Since(last=0), -1
-        while True:
-            before = seq
-            async for event in self._daemon.history.follow(since):
-                seq = event.seq
-                self._tell(event)
-            if seq == before:  # the history has ended
-                return
-            since = Since(seq=seq)
+        """The events from now on."""
+        async for event in self._daemon.history.follow_on(Since(last=0)):
+            self._tell(event)
 
     def _tell(self, event: Event) -> None:
         model, run = event.model or "", event.run or ""

@@ -112,16 +112,9 @@ class Notifications:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """The events of this daemon's life; one that is cut off because it was slow goes on where it was."""
-        since, seq = Since(from_us=realtime_us(self._daemon.started)), -1
-        while True:
-            before = seq
-            async for event in self._daemon.history.follow(since):
-                seq = event.seq
-                self._happened(event)
-            if seq == before:  # the history has ended
-                return
-            since = Since(seq=seq)
+        """The events of this daemon's life."""
+        async for event in self._daemon.history.follow_on(Since(from_us=realtime_us(self._daemon.started))):
+            self._happened(event)
 
     def _happened(self, event: Event) -> None:
         now_s = self._clock()

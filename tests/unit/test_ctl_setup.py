@@ -213,7 +213,26 @@ def test_a_kept_file_is_told_again_and_never_taken_for_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"format": 2}', '{"format": 1}', '{"format": 1, "program": 1, "build": ""}']
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        "[" * 200_000,
+        '{"format": 2}',
+        '{"format": 1}',
+        '{"format": 1, "program": 1, "build": ""}',
+        *(
+            json.dumps({"format": 1, "program": "/p", "build": "1", "files": {}, "directories": [], **odd})
+            for odd in (
+                {"program": "/p\0"},
+                {"program": "p"},
+                {"files": {"h/a": ""}},
+                {"files": {"/h\0": ""}},
+                {"directories": ["/h\0"]},
+            )
+        ),
+    ],
 )
 def test_what_is_no_manifest_is_none(text: str) -> None:
     assert read_manifest(text) is None
@@ -224,6 +243,15 @@ def test_manifests_are_read_as_they_were_written() -> None:
     assert read_manifest(known.text()) == known
     wrong = json.loads(known.text()) | {"files": {"/h/a": 3}}
     assert read_manifest(json.dumps(wrong)) is None
+
+
+def test_what_a_damaged_manifest_says_of_other_places_counts_for_nothing() -> None:
+    """Nobody's note is deleted because a file names it with its digest."""
+    inside = str(HERE.units / "old.service")
+    beyond = (f"{HERE.home}/note", f"{HERE.units}/../../../note", "/etc/passwd")
+    known = Manifest("/p", "1", dict.fromkeys((inside, *beyond), digest(OLD)))
+    assert set(known.within(HERE.roots).files) == {inside}
+    assert all(any(file.path.is_relative_to(root) for root in HERE.roots) for file in wanted(HERE, PROGRAM))
 
 
 CONTENTS = st.sampled_from([b"one", b"two", b"three"])

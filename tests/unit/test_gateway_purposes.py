@@ -23,6 +23,7 @@ from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.events import UnloadRequested
 from lllm3090d.serving.instance import InstanceState
+from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.settings import Settings
 from tests.fakes.control_server import MODELS
 from tests.fakes.gateway_world import Asked, gateway_world
@@ -123,7 +124,14 @@ def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> 
     settings = Settings.model_validate(
         {"models": {"set": {"purpose": "embedding"}, "up": {"purpose": "rerank"}}}
     )
-    kinds = {"set": Kind.MODEL, "up": Kind.MODEL, "e": Kind.EMBEDDING, "r": Kind.RERANK, "plain": Kind.MODEL}
+    kinds = {
+        "with-its-file": Kind.MODEL,
+        "set": Kind.MODEL,
+        "up": Kind.MODEL,
+        "e": Kind.EMBEDDING,
+        "r": Kind.RERANK,
+        "plain": Kind.MODEL,
+    }
     house = DaemonHouse(cast(Daemon, Shelf(world, settings, kinds)))
     world.bring_up("up", gib=3.0)
     for_vectors: dict[str, Any] = {
@@ -133,6 +141,7 @@ def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> 
         ),
     }
     world.load("on-its-way", "t", gib=3.0, **for_vectors)
+    world.load("with-its-file", "t2", gib=3.0, **for_vectors)
     assert world.get("on-its-way").state is InstanceState.STARTING
     expected = {
         "set": Purpose.EMBEDDING,
@@ -140,6 +149,7 @@ def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> 
         "r": Purpose.RERANK,
         "plain": Purpose.CHAT,
         "up": Purpose.CHAT,  # as it was loaded, whatever is set since
+        "with-its-file": Purpose.EMBEDDING,  # on its way, too
         "on-its-way": Purpose.EMBEDDING,  # its file is gone
     }
     assert {name: asyncio.run(house.purpose(name)) for name in expected} == expected
@@ -149,6 +159,32 @@ def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> 
     with pytest.raises(LlmError) as caught:
         asyncio.run(house.purpose("nobody"))
     assert caught.value.code is ErrorCode.UNKNOWN_MODEL
+
+
+def test_what_is_to_be_started_again_stays_what_it_was() -> None:
+    """A request in the pause is for the model that was loaded, not for another launch of its file."""
+    world = World()
+    request = PlanRequest(8192, 1, purpose=Purpose.EMBEDDING)
+    flags = world.capabilities.flags | {"--embeddings", "--pooling"}
+    made = world.bring_up(
+        "e", gib=3.0, request=request, capabilities=replace(world.capabilities, flags=flags), pinned=True
+    )
+    asked: list[LoadWish] = []
+
+    class Loader(Shelf):
+        async def load(self, name: str, wish: LoadWish, token: str) -> Any:
+            asked.append(wish)
+
+    house = DaemonHouse(cast(Daemon, Loader(world, Settings(), {"e": Kind.MODEL})))
+    made.state = InstanceState.FAILED
+    for next_attempt in (0, 1):
+        made.next_attempt = next_attempt
+        asyncio.run(house.load("e", LoadWish(lease=True)))
+        told = asyncio.run(house.purpose("e"))
+        assert told is (Purpose.EMBEDDING if next_attempt else Purpose.CHAT)
+    plain, again = asked
+    assert plain == LoadWish(lease=True)
+    assert again == replace(plain, request=request, arguments=made.words, card=made.card, pinned=True)
 
 
 @pytest.mark.parametrize("own", [None, *Purpose])

@@ -91,6 +91,8 @@ def test_what_the_look_itself_tells_counts(*, used: bool) -> None:
         (0, 0.0),
         ("0", 0.0),
         ("5m", 300.0),
+        (10**401, math.inf),
+        (-(10**401), math.inf),
         ("1h30m", 5400.0),
         ("1.5h", 5400.0),
         ("250ms", 0.25),

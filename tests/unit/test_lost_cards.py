@@ -174,7 +174,19 @@ def test_cards_are_remembered_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"cards": 1}', b'{"cards": [{"kind": "voodoo"}]}', b"\xff\xfe", b" " * (1 << 17)],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"cards": 1}',
+        b'{"cards": [{"kind": "voodoo"}]}',
+        *(
+            json.dumps({"cards": [{"kind": "nvidia", "name": "x", "driver_version": "1", **odd}]}).encode()
+            for odd in ({"uuid": "", "total_bytes": 1}, {"uuid": "G", "total_bytes": -1}, {"uuid": "G"})
+        ),
+        b"\xff\xfe",
+        b" " * (1 << 17),
+    ],
 )
 def test_a_bad_file_is_ignored_and_replaced(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
