@@ -129,7 +129,7 @@ def _card(gpu: Document) -> Iterator[Block]:
         yield Prose(UNATTRIBUTED)
     silent = [each for each in gpu.children("processes") if not each.has("used_bytes")]
     if silent:
-        names = ", ".join(f"{each.text('name') or 'a process'} (pid {each.whole('pid')})" for each in silent)
+        names = ", ".join(map(_silent, silent))
         yield Prose(clean(f"Of these it is not told how much they hold: {names}."))
     rounding = gpu.whole("rounding_bytes")
     if abs(rounding) >= MIB:
@@ -190,8 +190,19 @@ def _owner(part: Document) -> str:
     return clean(part.text("name") + (f" (pid {pid})" if pid is not None else ""))
 
 
+def _silent(process: Document) -> str:
+    """A process of which it is not told what it holds."""
+    model, user = process.maybe_text("model"), process.maybe_text("user")
+    name = f"the model {model}" if model else process.text("name") or "a process"
+    return f"{name}{f' of {user}' if user else ''} (pid {process.whole('pid')})"
+
+
 def _what(part: Document, what: str) -> str:
-    user = part.maybe_text("user")
+    user, model, unseen = (part.maybe_text(key) for key in ("user", "model", "unseen"))
+    if unseen:
+        return clean(f"{what} of an unknown owner: {unseen}")
+    if user and model:
+        return clean(f"the model {model} of {user}")
     if user:
         return clean(f"{what} of {user}")
     return f"{what}, for {duration(part.real('age_s'))}" if part.has("age_s") else what

@@ -9,12 +9,12 @@ import click
 
 from lllm3090ctl import clients, environment, reach
 from lllm3090ctl.client import Client
+from lllm3090ctl.command_parts import command_body, name_argument
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.output import Screen
 from lllm3090ctl.text import named
 
 _Function = Callable[..., Any]
-_Command = Callable[..., Callable[[_Function], _Function]]
 
 key_option = click.option(
     "--key-file",
@@ -27,18 +27,12 @@ load_option = click.option(
 )
 
 
-def add_to(group: click.Group, command: _Command, name_argument: Callable[[_Function], _Function]) -> None:
-    """Add the commands.
-
-    Args:
-        group: of all commands.
-        command: makes a function a command's body.
-        name_argument: the argument NAME.
-    """
-    group.command("env")(name_argument(_env_options(command()(_env))))
+def add_to(group: click.Group) -> None:
+    """Add the commands to the group of all commands."""
+    group.command("env")(name_argument(_env_options(command_body()(_env))))
     passing_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    group.command("run")(name_argument(_run_options(command()(_run))))
-    group.command("claude", context_settings=passing_on)(_claude_options(command()(_claude)))
+    group.command("run")(name_argument(_run_options(command_body()(_run))))
+    group.command("claude", context_settings=passing_on)(_claude_options(command_body()(_claude)))
 
 
 def _env_options(function: _Function) -> _Function:
@@ -56,8 +50,8 @@ def _env(client: Client, screen: Screen, *, name: str, shell: str, key_file: str
     """Print the environment that other programs need to use a model.
 
     Address, key and model for OpenAI's and Anthropic's libraries and for Claude Code, and the context, the longest
-    answer and the subagents that the model really has: as it is loaded, else as it would be. It loads nothing; the
-    first request does.
+    answer and the subagents that the model really has: as it is loaded, else as it would be. Of an embedding or rerank
+    model, address and key for OpenAI's libraries alone. It loads nothing; the first request does.
 
     \b
     Examples:
@@ -73,11 +67,12 @@ def _env(client: Client, screen: Screen, *, name: str, shell: str, key_file: str
         "model": known.model,
         "basis": known.basis,
         "window_tokens": known.window_tokens,
-        "output_tokens": known.output_tokens,
+        "output_tokens": known.output_tokens if known.chats else None,
         "slots": known.slots,
-        "subagents": known.subagents,
+        "subagents": known.subagents if known.chats else None,
+        "purpose": known.purpose,
         "environment": values,
-        "unset": list(environment.UNSET),
+        "unset": list(environment.unset(values)),
     }
     screen.result(document, [environment.commands(values, shell)])
     return ExitStatus.OK
@@ -158,6 +153,7 @@ def _claude(
     if not anyway:  # before it is loaded for nothing
         clients.require_agent(client, clients.facts(client, name))
     known = clients.of_instance(clients.ensure_loaded(client, name, screen, may_load=not no_load))
+    clients.require_chat(client, known)
     if not anyway:
         clients.require_agent(client, known)
     values = environment.variables(known, where.url, where.key)

@@ -12,7 +12,7 @@ from typing import NoReturn
 from lllm3090ctl import environment, loading
 from lllm3090ctl.client import Client
 from lllm3090ctl.documents import Document
-from lllm3090ctl.environment import AGENT_FLOOR_TOKENS, AGENT_PROMPT_TOKENS, Facts
+from lllm3090ctl.environment import AGENT_FLOOR_TOKENS, AGENT_PROMPT_TOKENS, CHAT, Facts
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure, as_failure, own_failure
 from lllm3090ctl.output import Screen
@@ -45,7 +45,9 @@ def facts(client: Client, name: str) -> Facts:
         return _on_the_empty_card(client, name, failure)
     if not view.truth("fits"):
         return _on_the_empty_card(client, view.text("model"), None)
-    return Facts(view.text("model"), view.whole("window_tokens"), view.whole("parallel"), "plan")
+    return Facts(
+        view.text("model"), view.whole("window_tokens"), view.whole("parallel"), "plan", _purpose(view)
+    )
 
 
 def loaded(client: Client, name: str) -> Document | None:
@@ -60,11 +62,13 @@ def loaded(client: Client, name: str) -> Document | None:
 
 def of_instance(view: Document) -> Facts:
     """Those of a model that serves."""
-    return Facts(view.text("name"), view.whole("window_tokens"), view.whole("parallel"), "loaded")
+    return Facts(
+        view.text("name"), view.whole("window_tokens"), view.whole("parallel"), "loaded", _purpose(view)
+    )
 
 
 def default_model(client: Client) -> str:
-    """The only model that serves.
+    """The only model that serves and generates text.
 
     Raises:
         Failure: ``no_model_named`` where there is none, or several.
@@ -72,11 +76,15 @@ def default_model(client: Client) -> str:
     names = [
         each.text("name")
         for each in client.instances().children("instances")
-        if each.text("state") in SERVING
+        if each.text("state") in SERVING and _purpose(each) == CHAT
     ]
     if len(names) == 1:
         return names[0]
-    detail = f"Several models are loaded: {', '.join(names)}." if names else "No model is loaded."
+    detail = (
+        f"Several models are loaded: {', '.join(names)}."
+        if names
+        else "No model is loaded that generates text."
+    )
     raise own_failure(
         "no_model_named",
         "No model was named",
@@ -112,12 +120,29 @@ def ensure_loaded(client: Client, name: str, screen: Screen, *, may_load: bool) 
     return last.child("instance")
 
 
+def require_chat(client: Client, known: Facts) -> None:
+    """Let a model pass in that generates text.
+
+    Raises:
+        Failure: ``wrong_purpose``, as the gateway would say.
+    """
+    if not known.chats:
+        raise own_failure(
+            "wrong_purpose",
+            "The model does not serve this",
+            f"{known.model} is a model for {known.purpose}: it generates no text, so no agent can use it.",
+            exit_status=ExitStatus.USAGE,
+            hint=f"Name another one: {client.command} models",
+        )
+
+
 def require_agent(client: Client, known: Facts) -> None:
     """Let a model pass in whose window an agent can work.
 
     Raises:
-        Failure: ``window_too_small`` with the arithmetic and what gives more.
+        Failure: ``window_too_small`` with the arithmetic and what gives more; ``wrong_purpose``.
     """
+    require_chat(client, known)
     if known.window_tokens >= AGENT_FLOOR_TOKENS:
         return
     missing = AGENT_FLOOR_TOKENS - known.window_tokens
@@ -178,7 +203,8 @@ def _on_the_empty_card(client: Client, name: str, refusal: Failure | None) -> Fa
     for view in client.models().children("models"):
         window = view.maybe_whole("window_tokens")
         if view.text("name") == canonical and window:
-            return Facts(view.text("name"), window, view.maybe_whole("parallel") or 1, "empty-card")
+            slots = view.maybe_whole("parallel") or 1
+            return Facts(view.text("name"), window, slots, "empty-card", _purpose(view))
     raise refusal or own_failure(
         "does_not_fit",
         "It does not fit",
@@ -186,6 +212,11 @@ def _on_the_empty_card(client: Client, name: str, refusal: Failure | None) -> Fa
         exit_status=ExitStatus.REFUSED,
         hint=f"See why: {client.command} plan {shell_word(name)}",
     )
+
+
+def _purpose(view: Document) -> str:
+    """What a model serves; text where a daemon does not say."""
+    return view.maybe_text("purpose") or CHAT
 
 
 def _ways_out(client: Client, known: Facts) -> list[str]:

@@ -25,6 +25,7 @@ UNSET = (
     "CLAUDE_CODE_USE_FOUNDRY",
     "CLAUDE_CODE_USE_VERTEX",
 )
+CHAT = "chat"  # the purpose of a model that generates text
 SECRETS = frozenset({"OPENAI_API_KEY", "ANTHROPIC_AUTH_TOKEN"})
 _MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
@@ -45,12 +46,19 @@ class Facts(NamedTuple):
         window_tokens: that a conversation holds, prompt and answer together.
         slots: conversations at a time.
         basis: where that is known from: ``loaded``, ``plan``, or ``empty-card``.
+        purpose: what it serves: ``chat``, ``embedding`` or ``rerank``.
     """
 
     model: str
     window_tokens: int
     slots: int
     basis: str
+    purpose: str = CHAT
+
+    @property
+    def chats(self) -> bool:
+        """It generates text: only then agents, and Anthropic's API, can use it."""
+        return self.purpose == CHAT
 
     @property
     def subagents(self) -> int:
@@ -65,16 +73,18 @@ class Facts(NamedTuple):
 
 
 def variables(facts: Facts, url: str, key: str) -> dict[str, str]:
-    """The environment of a program that is to use the model.
+    """The environment of a program that is to use the model: of one that does not generate text, OpenAI's alone.
 
     Args:
         facts: of the model.
         url: of the gateway, without a path.
         key: to be sent.
     """
+    openai = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
+    if not facts.chats:
+        return openai
     return {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": key,
+        **openai,
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_AUTH_TOKEN": key,
         **dict.fromkeys(_MODEL_VARIABLES, facts.model),
@@ -89,6 +99,11 @@ def variables(facts: Facts, url: str, key: str) -> dict[str, str]:
     }
 
 
+def unset(values: Mapping[str, str]) -> tuple[str, ...]:
+    """What must not be set beside these variables: nothing where they are not for Claude Code."""
+    return UNSET if "ANTHROPIC_MODEL" in values else ()
+
+
 def commands(values: Mapping[str, str], shell: str) -> str:
     """Text for a shell to evaluate, which sets and unsets; whatever is in a value stays in it.
 
@@ -96,22 +111,24 @@ def commands(values: Mapping[str, str], shell: str) -> str:
         values: by name.
         shell: one of :data:`SHELLS`.
     """
+    gone = unset(values)
     if shell == "json":
-        return json.dumps({**values, **dict.fromkeys(UNSET)}, indent=2)
+        return json.dumps({**values, **dict.fromkeys(gone)}, indent=2)
     # A semicolon each, for those who evaluate it without quotes.
     if shell == "fish":
         sets = [f"set -gx {name} {_fish(value)};" for name, value in values.items()]
-        return "\n".join([*sets, *(f"set -e {name};" for name in UNSET)])
+        return "\n".join([*sets, *(f"set -e {name};" for name in gone)])
     if shell == "csh":
         sets = [f"setenv {name} {_csh(value)};" for name, value in values.items()]
-        return "\n".join([*sets, *(f"unsetenv {name};" for name in UNSET)])
+        return "\n".join([*sets, *(f"unsetenv {name};" for name in gone)])
     sets = [f"export {name}={shlex.quote(value)};" for name, value in values.items()]
-    return "\n".join([*sets, f"unset {' '.join(UNSET)};"])
+    return "\n".join([*sets, *((f"unset {' '.join(gone)};",) if gone else ())])
 
 
 def changed(inherited: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a program."""
-    return {name: value for name, value in inherited.items() if name not in UNSET} | dict(values)
+    gone = unset(values)
+    return {name: value for name, value in inherited.items() if name not in gone} | dict(values)
 
 
 def _fish(value: str) -> str:

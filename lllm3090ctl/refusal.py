@@ -80,8 +80,7 @@ def _holders(details: Document) -> list[Block]:
         (
             clean(stranger.text("name")) or "a process",
             "unknown" if not stranger.has("bytes") else mib(stranger.whole("bytes")),
-            f"pid {stranger.whole('pid')}"
-            + (f" of {clean(stranger.text('user'))}" if stranger.text("user") else ""),
+            _whose(stranger),
         )
         for stranger in details.children("strangers")
     ]
@@ -102,6 +101,17 @@ def _holders(details: Document) -> list[Block]:
             for model in details.children(key)
         ]
     return ["", Table(HOLDER_COLUMNS, tuple(rows))] if rows else []
+
+
+def _whose(stranger: Document) -> str:
+    """Number and owner of a process; older daemons tell neither of models nor why there is no owner."""
+    user, pid = stranger.text("user"), f"pid {stranger.whole('pid')}"
+    model, unseen = (stranger.text(key) if stranger.has(key) else "" for key in ("model", "unseen"))
+    if unseen:
+        return clean(f"{pid}, owner unknown: {unseen}")
+    if model:
+        return clean(f"{pid}, the model {model} of {user}")
+    return clean(f"{pid} of {user}" if user else pid)
 
 
 def _remedies(problem: Document, details: Document) -> list[Block]:

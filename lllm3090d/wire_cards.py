@@ -41,6 +41,13 @@ class MemoryPartView(Response):
     run: str | None = Field(default=None, description="of the model")
     pid: int | None = Field(default=None, description="of the process")
     user: str | None = Field(default=None, description="who owns the process, where that is another user")
+    model: str | None = Field(
+        default=None, description="of that user, where the process is an engine of their own daemon"
+    )
+    unseen: str | None = Field(
+        default=None,
+        description="why nobody can tell whose process it is, as the end of a sentence; null where it is known",
+    )
     age_s: float | None = Field(default=None, description="of a quarantine")
 
 
@@ -112,6 +119,14 @@ class ForeignProcessView(Response):
     pid: int
     name: str
     user: str | None = Field(default=None, description="who owns it, where that is another user")
+    model: str | None = Field(
+        default=None,
+        description="of that user, where it is an engine of their own daemon: as its unit is named",
+    )
+    unseen: str | None = Field(
+        default=None,
+        description="why nobody can tell whose it is, as the end of a sentence; null where it is known",
+    )
     used_bytes: int | None = Field(default=None, description="null where the driver does not tell")
 
 

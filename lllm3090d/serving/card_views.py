@@ -202,7 +202,12 @@ def _reservation_view(
 
 def _process_view(stranger: Stranger) -> ForeignProcessView:
     return ForeignProcessView(
-        pid=stranger.pid, name=stranger.name, user=stranger.user or None, used_bytes=stranger.used_bytes
+        pid=stranger.pid,
+        name=stranger.name,
+        user=stranger.user or None,
+        model=stranger.model or None,
+        unseen=stranger.unseen or None,
+        used_bytes=stranger.used_bytes,
     )
 
 
@@ -277,6 +282,8 @@ def _parts(memory: _Memory, scene: Scene) -> tuple[MemoryPartView, ...]:
             bytes=size,
             pid=each.pid,
             user=each.user or None,
+            model=each.model or None,
+            unseen=each.unseen or None,
         )
         for each, size in strangers
     ]

@@ -198,7 +198,9 @@ def size_text(size_bytes: int) -> str:
 
 def who(stranger: Stranger) -> str:
     """A foreign process for a person."""
-    name = stranger.name or "a process"
+    if stranger.unseen:
+        return f"a process of an unknown owner (pid {stranger.pid})"
+    name = f"the model {stranger.model}" if stranger.model else stranger.name or "a process"
     owner = f" of {stranger.user}" if stranger.user else ""
     return f"{name}{owner} (pid {stranger.pid})"
 
@@ -281,25 +283,27 @@ def _of_strangers(scene: Scene) -> list[Freeing]:
         return []
     found = []
     desktop_bytes = 0
+    sessions: dict[str, int] = {}  # of other people who are logged in too
     for each in scene.strangers:
         if not each.used_bytes:
             continue
-        if (
-            each.name in DESKTOP_PROGRAMS
-        ):  # whoever owns it: X servers are often root's, greeters a user's of their own
+        if each.name in DESKTOP_PROGRAMS and each.is_persons:
+            sessions[each.user] = sessions.get(each.user, 0) + each.used_bytes
+        elif each.name in DESKTOP_PROGRAMS:  # X servers are often root's, greeters a user's of their own
             desktop_bytes += each.used_bytes
-        elif each.user:
-            phrase = f"ask {each.user} to close {each.name or 'it'} ({size_text(each.used_bytes)}, pid {each.pid})"
-            found.append(Freeing(RemedyKind.OTHERS, phrase, foreign_bytes=each.used_bytes))
+        elif each.user or each.unseen:
+            found.append(Freeing(RemedyKind.OTHERS, _asking(each), foreign_bytes=each.used_bytes))
         else:
             phrase = f"close {each.name or 'the process'} ({size_text(each.used_bytes)}, pid {each.pid})"
             command = f"kill {each.pid}"
             found.append(Freeing(RemedyKind.CLOSE, phrase, command, foreign_bytes=each.used_bytes))
+    found += [
+        Freeing(RemedyKind.OTHERS, f"ask {user} to log out ({size_text(size)})", foreign_bytes=size)
+        for user, size in sessions.items()
+    ]
     unlisted = unlisted_bytes(scene)
     if unlisted:
-        phrase = f"find and end what holds {size_text(unlisted)} that the driver names no program for"
-        command = "nvidia-smi" if scene.kind is CardKind.NVIDIA else ""
-        found.append(Freeing(RemedyKind.OTHERS, phrase, command, foreign_bytes=unlisted))
+        found.append(_finding(scene, unlisted))
     if scene.budget.desktop_bytes or desktop_bytes:
         size = size_text(max(scene.budget.desktop_bytes, desktop_bytes))
         phrase = f"end the desktop session ({size})"
@@ -309,6 +313,28 @@ def _of_strangers(scene: Scene) -> list[Freeing]:
             )
         )
     return found
+
+
+def _asking(stranger: Stranger) -> str:
+    """What to do about a process that is not one's own to end."""
+    size = size_text(stranger.used_bytes or 0)
+    if stranger.unseen:
+        return f"find out who owns process {stranger.pid}, which holds {size} ({stranger.unseen})"
+    if stranger.model:
+        return f"ask {stranger.user} to unload the model {stranger.model} ({size}, pid {stranger.pid})"
+    return f"ask {stranger.user} to close {stranger.name or 'it'} ({size}, pid {stranger.pid})"
+
+
+def _finding(scene: Scene, size_bytes: int) -> Freeing:
+    """Memory that no program is listed with; other users' models are named, which may hold it."""
+    size = size_text(size_bytes)
+    phrase = f"find out what holds {size} that the driver names no program for"
+    command = "nvidia-smi" if scene.kind is CardKind.NVIDIA else ""
+    models = [each for each in scene.strangers if each.model and each.used_bytes is None]
+    if models:
+        asked = " and ".join(f"{each.user} about the model {each.model} (pid {each.pid})" for each in models)
+        phrase, command = f"ask {asked}: the driver does not tell who holds {size}", ""
+    return Freeing(RemedyKind.OTHERS, phrase, command, foreign_bytes=size_bytes)
 
 
 def unlisted_bytes(scene: Scene) -> int:

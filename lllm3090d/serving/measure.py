@@ -11,20 +11,18 @@ from types import MappingProxyType
 
 from lllm3090d.errors import LlmError
 from lllm3090d.gpus.host import HostMemoryReader
-from lllm3090d.gpus.readings import CardKind, CardReader, MemoryReading
-from lllm3090d.gpus.sysfs import SYSTEM, Roots, SysfsReader
+from lllm3090d.gpus.readings import CardKind, CardReader, MemoryReading, WatchesProcesses
+from lllm3090d.gpus.sysfs import SYSTEM, Roots
 from lllm3090d.planning.tier_conditions import HostMemory
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.observation import CardState, Observation, RunProcesses, Stranger
-from lllm3090d.serving.processes import (
-    host_memory_of,
-    identity_of,
-    owner_of,
-    pids_of,
-)
+from lllm3090d.serving.processes import host_memory_of, owner_of, pids_of
+from lllm3090d.serving.strangers import engines_of_others, stranger_of
 
 # Used memory of a card that no process accounts for, such as a console and contexts of the driver, stays below this.
 UNEXPLAINED_BYTES = 512 * MIB
+# Their kernels' drivers tell what a process holds to nobody but its user.
+LISTS_OWN_USER_ONLY = frozenset({CardKind.AMD, CardKind.INTEL})
 
 
 def observe(
@@ -71,7 +69,7 @@ class _Known:
 
 def _state(reader: CardReader, known: _Known, roots: Roots) -> CardState:
     runs = known.runs
-    if isinstance(reader, SysfsReader):
+    if isinstance(reader, WatchesProcesses):
         reader.watch(frozenset().union(*(pids_of(run, roots) for run in runs.values())))
     try:
         reading = reader.read()
@@ -91,21 +89,25 @@ def _state(reader: CardReader, known: _Known, roots: Roots) -> CardState:
 def _attributed(reader: CardReader, reading: MemoryReading, known: _Known, roots: Roots) -> CardState:
     runs = known.runs
     held: dict[str, int] = {}
-    strangers = []
+    strangers: list[Stranger] = []
     told = reading.processes_known
     explained = 0  # by processes that are on this machine under the numbers of the list
     for process in reading.processes:
         owner = owner_of(process.pid, runs, roots.proc)
-        who = identity_of(process.pid, roots.proc)
-        if owner is not None or who is not None:
-            explained += process.used_bytes or 0
         if owner is None:
-            name, user = ("", "") if who is None else (who.name, who.user)
-            strangers.append(Stranger(process.pid, name, user, process.used_bytes))
-        elif process.used_bytes is None:
+            stranger = stranger_of(process, roots.proc)
+            strangers.append(stranger)
+            explained += 0 if stranger.unseen else process.used_bytes or 0
+            continue
+        explained += process.used_bytes or 0
+        if process.used_bytes is None:
             told = False
         else:
             held[owner] = held.get(owner, 0) + process.used_bytes
+    if reader.card.kind in LISTS_OWN_USER_ONLY:
+        listed = sum(held.values()) + sum(each.used_bytes or 0 for each in strangers)
+        if reading.used_bytes - listed >= UNEXPLAINED_BYTES:
+            strangers += engines_of_others(roots)
     lists_numbers_of_host = reader.card.kind is CardKind.NVIDIA
     if lists_numbers_of_host and not held and known.has_engine:
         # None of our engines is on the list, and somebody holds memory that nobody here accounts for: inside a

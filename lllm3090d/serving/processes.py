@@ -40,10 +40,17 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a process is, as a person knows it; empty where nobody may look, user also for our own."""
+    """Who a process is, as a person knows it; empty where nobody may look, user also for our own.
+
+    Attributes:
+        name: its command.
+        user: who owns it, by name, or ``user`` and the number of one without a name.
+        uid: who owns it.
+    """
 
     name: str
     user: str
+    uid: int
 
 
 def process_memory(pid: int, proc: Path = SYSTEM.proc) -> ProcessMemory | None:
@@ -68,11 +75,12 @@ def owner_of(pid: int, runs: Mapping[str, RunProcesses], proc: Path = SYSTEM.pro
     process has ended while a driver still lists it. In another group than the unit's it is a stranger with a number
     that was used before.
     """
-    groups = frozenset(path.removesuffix(" (deleted)") for path in _groups_of(pid, proc))
+    groups = frozenset(path.removesuffix(" (deleted)") for path in groups_of(pid, proc))
     return next((name for name, run in runs.items() if _is_one(pid, groups, run)), None)
 
 
-def _groups_of(pid: int, proc: Path) -> frozenset[str]:
+def groups_of(pid: int, proc: Path = SYSTEM.proc) -> frozenset[str]:
+    """The control groups of a process; none where it is gone, or nobody may look."""
     try:
         return cgroups_of(pid, proc)
     except PermissionError:
@@ -94,7 +102,7 @@ def pids_of(run: RunProcesses, roots: Roots = SYSTEM) -> frozenset[int]:
                 return frozenset(int(line) for line in file.read_text(encoding="ascii").split())
             except OSError:
                 continue  # another hierarchy, or the unit has ended
-    if run.main_pid is not None and _is_one(run.main_pid, _groups_of(run.main_pid, roots.proc), run):
+    if run.main_pid is not None and _is_one(run.main_pid, groups_of(run.main_pid, roots.proc), run):
         return frozenset({run.main_pid})
     return frozenset()
 
@@ -144,7 +152,7 @@ def identity_of(pid: int, proc: Path = SYSTEM.proc) -> Identity | None:
         owner = place.stat().st_uid
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Identity(_name(place), "" if owner == os.geteuid() else _user(owner))
+    return Identity(_name(place), "" if owner == os.geteuid() else _user(owner), owner)
 
 
 def _name(place: Path) -> str:

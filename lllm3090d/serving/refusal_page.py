@@ -10,10 +10,12 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import Planner
 from lllm3090d.planning.quote import Place
+from lllm3090d.planning.request import Room as GivenRoom
 from lllm3090d.planning.reserves import Budget
 from lllm3090d.planning.smallest_card import SmallestCard
 from lllm3090d.planning.units import mib_text
 from lllm3090d.planning.verdict import Verdict
+from lllm3090d.serving.combined_remedies import SLOWER, Roomier, combined_remedies
 from lllm3090d.serving.commands import NOBODY, Wish
 from lllm3090d.serving.freeings import (
     EASE,
@@ -54,6 +56,7 @@ def refuse(
     host: Budget | None = None,
     smallest: SmallestCard | None = None,
     more: Iterable[Remedy] = (),
+    roomier: Roomier | None = None,
 ) -> LlmError:
     """A refusal for lack of memory: why it does not fit, who holds what, and what would help, each proven.
 
@@ -75,6 +78,8 @@ def refuse(
         host: what host memory beside the card can give, for a launch that lacks that.
         smallest: card on which the model serves an agent; told where this one is smaller.
         more: further remedies.
+        roomier: the launch with more room, for what only helps together, see :func:`in_more_room`; without it such
+            remedies are not looked for.
 
     Returns:
         INSUFFICIENT_VRAM where a card is too small, INSUFFICIENT_MEMORY where host memory is.
@@ -98,6 +103,7 @@ def refuse(
         serves=serves,
         asked=asked,
         more=(*more, *_larger_card(budget, smallest)),
+        roomier=roomier,
     )
 
 
@@ -145,22 +151,44 @@ def fits_with_more(planner: Planner | OfferedPlan, device: str | None = None) ->
         planner: the question, or the plan that stands in its place.
         device: the card that gets more, by the engine's name for it, where there are several; the first without it.
     """
-    room = planner.room
-    name = device or (room.cards[0].name if room.cards else "")
 
     def fits(extra_bytes: int) -> bool:
-        cards = tuple(
-            replace(each, free_bytes=each.free_bytes + extra_bytes) if each.name == name else each
-            for each in room.cards
-        )
         try:
-            more = replace(room, card=room.card + extra_bytes, cards=cards)
+            more = _more_room(planner.room, extra_bytes, device)
             replace(planner, room=more, explains=False).plan()
         except LlmError:
             return False  # for want of memory, or of something that more memory would not give either
         return True
 
     return fits
+
+
+def _more_room(room: GivenRoom, extra_bytes: int, device: str | None = None) -> GivenRoom:
+    """The same with so many bytes more on one card, the first one unless another is named."""
+    name = device or (room.cards[0].name if room.cards else "")
+    cards = tuple(
+        replace(each, free_bytes=each.free_bytes + extra_bytes) if each.name == name else each
+        for each in room.cards
+    )
+    return replace(room, card=room.card + extra_bytes, cards=cards)
+
+
+def in_more_room(planner: Planner | OfferedPlan) -> Roomier | None:
+    """A question to the planner with more room on its card; None for a plan that stands in the place of one."""
+    if isinstance(planner, OfferedPlan):
+        return None
+
+    def refusal(extra_bytes: int) -> LlmError | None:
+        try:
+            replace(planner, room=_more_room(planner.room, extra_bytes), explains=True).plan()
+        except LlmError as error:
+            return error
+        return None
+
+    def serves(changes: Changes, extra_bytes: int) -> bool:
+        return serves_changed(replace(planner, room=_more_room(planner.room, extra_bytes)))(changes)
+
+    return Roomier(refusal, serves)
 
 
 def serves_changed(planner: Planner | OfferedPlan) -> Callable[[Changes], bool]:
@@ -190,6 +218,7 @@ def _refusal(
     serves: Callable[[Changes], bool],
     asked: Wish,
     more: tuple[Remedy, ...],
+    roomier: Roomier | None = None,
 ) -> LlmError:
     on_host = scene.kind is CardKind.CPU
     freeings, room = all_freeings(scene), Room(scene.budget, fits)
@@ -199,6 +228,10 @@ def _refusal(
     if any(each.kind is RemedyKind.HEADLESS for each in more):  # the desktop is only thought of
         may_leave = tuple(each for each in may_leave if each.kind is not RemedyKind.END_DESKTOP)
     found = (*launch_remedies(error.details, asked, serves), *may_leave, *more)
+    alone = {each.kind for each in found if each.verified}
+    is_easy = any(EASE[kind] < EASE[RemedyKind.COMBINED] for kind in alone - SLOWER)
+    if roomier is not None and cause is not Cause.HOST and not is_easy:
+        found += combined_remedies(scene, freeings, roomier, asked, alone)
     remedies = sorted(found, key=lambda each: EASE[each.kind])
     summary = first_sentence(cause, scene, asked.name)
     return LlmError(
@@ -286,7 +319,14 @@ def _facts(error: LlmError, scene: Scene, *, beside: bool) -> dict[str, Any]:
         "ours": [_held(scene, each) for each in scene.reservations if not _is_quarantined(each)],
         "quarantine": [_held(scene, each) for each in scene.reservations if _is_quarantined(each)],
         "strangers": [
-            {"name": each.name, "pid": each.pid, "user": each.user, "bytes": each.used_bytes}
+            {
+                "name": each.name,
+                "pid": each.pid,
+                "user": each.user,
+                "bytes": each.used_bytes,
+                "model": each.model,
+                "unseen": each.unseen,
+            }
             for each in scene.strangers
         ],
         "foreign_units": [{"name": name, "bytes": size} for name, size in foreign_units(scene).items()],

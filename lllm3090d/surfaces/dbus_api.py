@@ -22,6 +22,7 @@ from lllm3090d.surfaces.dbus_views import (
     details,
     instances_of,
     manager_state,
+    others_of,
     pending_of,
     text_of,
 )
@@ -29,7 +30,7 @@ from lllm3090d.version import VERSION
 from lllm3090d.wire import InspectBody, InstanceView, LoadBody, PlanBody, ReleaseBody, UnloadBody
 from lllm3090d.wire_dbus import ListBody, TokenBody
 
-API_VERSION = 1
+API_VERSION = 2
 MOST_OPTIONS = 64
 READING = frozenset({"Plan", "ListModels", "ListInstances", "Explain"})
 
@@ -146,9 +147,10 @@ class DbusApi:
             return self._news.model(path)
         told = {"Version": VERSION, "ApiVersion": API_VERSION, **self._news.manager()}
         told["Cards"] = [(each.card.uuid, each.card.name, each.card.kind) for each in self._daemon.readers]
-        if "Budget" in names:
+        if not {"Budget", "Others"}.isdisjoint(names):
             await self._daemon.look_for_desktop()
-            told["Budget"] = budget_of(self._api.memory.gpus_now())
+            gpus = self._api.memory.gpus_now()
+            told |= {"Budget": budget_of(gpus), "Others": others_of(gpus)}
         return told
 
     def _announced(self) -> dict[str, Any]:

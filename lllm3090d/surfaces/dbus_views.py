@@ -15,6 +15,7 @@ from lllm3090d.wire import InstanceView, PendingView
 from lllm3090d.wire_cards import Gpus
 
 UNKNOWN = -1  # stands for a number that nobody can tell
+UNKNOWN_OWNER = "?"
 LONGEST_TEXT = 16_000  # characters
 
 
@@ -57,6 +58,7 @@ def model_properties(view: InstanceView) -> dict[str, Any]:
         "MainPid": _number(view.main_pid),
         "Endpoint": view.endpoint,
         "Path": view.path,
+        "Purpose": view.purpose,
         "ContextTokens": view.context_tokens,
         "Parallel": view.parallel,
         "WindowTokens": view.window_tokens,
@@ -102,6 +104,22 @@ def budget_of(gpus: Gpus) -> list[tuple[str, int, int, int, int]]:
             _number(gpu.grantable_bytes),
         )
         for gpu in gpus.gpus
+    ]
+
+
+def others_of(gpus: Gpus) -> list[tuple[str, int, str, str, str, int]]:
+    """Who else is on the cards."""
+    return [
+        (
+            gpu.uuid,
+            each.pid,
+            each.name,
+            UNKNOWN_OWNER if each.unseen else each.user or "",
+            each.model or "",
+            _number(each.used_bytes),
+        )
+        for gpu in gpus.gpus
+        for each in gpu.processes
     ]
 
 

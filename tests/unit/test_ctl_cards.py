@@ -120,7 +120,7 @@ def test_the_page_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(cards.gpus(document(Desk().view)), io.StringIO(), monkeypatch)
     expected = GPU_PAGE.splitlines()
     assert lines[: len(expected)] == expected
-    assert "Of these it is not told how much they hold: Xorg (pid 77)." in lines
+    assert "Of these it is not told how much they hold: Xorg of anna (pid 77)." in lines
     host = lines[lines.index("Host memory, 64.0 GiB") :]
     assert host[1].startswith("[???") and host[1].endswith("..]")
     assert "Qwen3.8-27B   = limit of its unit     3,160.0" in host

@@ -139,6 +139,47 @@ def test_env_tells_what_a_load_would_get_else_what_the_empty_card_gives() -> Non
         assert ctl(server, "env", "smol").exit_code == 4
 
 
+def test_env_of_a_model_that_generates_no_text_is_for_openais_libraries_alone() -> None:
+    vectors = changed(BIG, purpose="embedding")
+    nothing = wire.Instances(instances=())
+    listed = MODELS.models[0].model_dump() | {"name": "SmolLM2-135M", "window_tokens": 512, "parallel": 2}
+    scenes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("loaded", {"instances": wire.Instances(instances=(vectors,))}),
+        ("plan", {"instances": nothing, "plan": changed(PLAN, purpose="rerank")}),
+        (
+            "empty-card",
+            {
+                "instances": nothing,
+                "plan": NO_ROOM,
+                "models": changed(MODELS, models=[listed | {"purpose": "embedding"}]),
+            },
+        ),
+    )
+    for basis, scripts in scenes:
+        with scene(**scripts) as server:
+            document = told(server, "smol")
+            text = ctl(server, "env", "smol").output
+        assert (document["basis"], document["unset"]) == (basis, [])
+        assert document["purpose"] == ("rerank" if basis == "plan" else "embedding")
+        assert document["environment"].keys() == {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
+        assert (document["output_tokens"], document["subagents"]) == (None, None)
+        assert len(text.splitlines()) == 2 and "unset" not in text
+    inherited = {"ANTHROPIC_API_KEY": "own"}
+    assert environment.changed(inherited, {"OPENAI_API_KEY": "k"})["ANTHROPIC_API_KEY"] == "own"
+
+
+def test_claude_is_for_models_that_generate_text() -> None:
+    vectors = changed(BIG, name="bge", purpose="embedding")
+    with scene(instances=wire.Instances(instances=(vectors,))) as server:
+        for more in ((), ("--anyway", "--no-load")):
+            done = ctl(server, "claude", "--model", "bge", *more, "--json")
+            problem = json.loads(done.output)
+            assert (done.exit_code, problem["code"]) == (2, "wrong_purpose"), problem
+            assert "bge is a model for embedding" in problem["detail"]
+        # It is not taken for the only model that there is.
+        assert json.loads(ctl(server, "claude", "--json").output)["code"] == "no_model_named"
+
+
 # --- shells ----------------------------------------------------------------------------------------------------------
 
 PROGRAM = f"{sys.executable} -c 'import json,os; print(json.dumps(dict(os.environ)))'"

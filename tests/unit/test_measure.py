@@ -28,6 +28,7 @@ from lllm3090d.serving.processes import (
     process_memory,
 )
 from lllm3090d.serving.readiness import cgroups_of
+from lllm3090d.serving.strangers import NOT_HERE
 from tests.fakes.kernel import FakeKernel
 
 pytestmark = pytest.mark.unit
@@ -193,7 +194,7 @@ def test_strangers_have_names_and_owners_and_the_largest_comes_first(
     seen = observe([PreparedReader(*rows)], {}, None, kernel.roots)
     assert seen.main.strangers == (
         Stranger(21, "a-very-long-command", "", 3 * MIB),
-        Stranger(23, "", "", 2 * MIB),  # of a container with numbers of its own
+        Stranger(23, "", "", 2 * MIB, unseen=NOT_HERE),  # of a container with numbers of its own
         Stranger(20, "Xorg", "", MIB),
         Stranger(22, "a-very-long-com", "", None),
     )
@@ -331,6 +332,6 @@ def test_this_machine(holder: subprocess.Popen[str], idler: subprocess.Popen[str
     assert HOLD_BYTES < seen.main.in_use["a"] < seen.main.resident["a"]
     assert seen.desktop_active is None
     me = os.getpid()
-    assert identity_of(me) == Identity(Path("/proc/self/comm").read_text().strip(), "")
+    assert identity_of(me) == Identity(Path("/proc/self/comm").read_text().strip(), "", os.geteuid())
     group = next(iter(cgroups_of(me)))
     assert owner_of(me, {"b": RunProcesses(1, "/nowhere"), "a": RunProcesses(None, group)}) == "a"
