@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lllm3090d.doctor.findings import Check, Finding, fail, ok, warn
-from lllm3090d.doctor.surroundings import Facts, World
+from lllm3090d.doctor.surroundings import CardsFound, Facts, World
 from lllm3090d.doctor.vulkan_check import SOFTWARE
 from lllm3090d.engines.capabilities import Backend
 from lllm3090d.engines.visibility import can_be_kept_to
+from lllm3090d.errors import LlmError
+from lllm3090d.gpus.pci import SET_ASIDE
 from lllm3090d.gpus.readings import Card, CardKind
 from lllm3090d.planning.units import MIB
 from lllm3090d.serving.engines import is_stale, release_tag
@@ -19,8 +21,6 @@ from lllm3090d.settings import PINNED_ENGINE, CardChoice, SuspendPolicy
 
 NVIDIA, AMD = "0x10de", "0x1002"
 DISPLAY_CLASS = "0x03"
-# A person has given such a card to a virtual machine, or wants none of it.
-SET_ASIDE = frozenset({"vfio-pci", "pci-stub"})
 SUSPEND_UNITS = ("nvidia-suspend.service", "nvidia-resume.service")
 PRESERVE = "NVreg_PreserveVideoMemoryAllocations"
 
@@ -47,16 +47,23 @@ def driver(world: World, facts: Facts) -> Finding:
         return _driver_problem(world, found.problem.message, found.problem.hint)
     managed = [card for card in found.cards if card.kind is not CardKind.CPU]
     if managed:
-        named = ", ".join(_named(card) for card in managed)
-        problems = dict.fromkeys(card.driver_problem for card in managed if card.driver_problem)
-        if problems:
-            return warn(
-                Check.DRIVER, f"{named}. {' '.join(problems)}", "Install a newer driver, then reboot."
-            )
-        return ok(Check.DRIVER, f"{named}.{_errors_told(found.xid_source)}")
+        return _managed(managed, found)
     if facts.settings.card is CardChoice.CPU:
         return ok(Check.DRIVER, 'Host memory is managed, as the setting card = "cpu" asks.')
-    return _unmanaged(world)
+    return _unmanaged(world, found.unknown)
+
+
+def _managed(managed: list[Card], found: CardsFound) -> Finding:
+    """There are cards; one of several may be missing, or the driver of one have its faults."""
+    named = ", ".join(_named(card) for card in managed)
+    if found.lost is not None:
+        return fail(
+            Check.DRIVER, f"{named}. But {found.lost.message}", found.lost.hint or "Check nvidia-smi"
+        )
+    problems = dict.fromkeys(card.driver_problem for card in managed if card.driver_problem)
+    if problems:
+        return warn(Check.DRIVER, f"{named}. {' '.join(problems)}", "Install a newer driver, then reboot.")
+    return ok(Check.DRIVER, f"{named}.{_errors_told(found.xid_source)}")
 
 
 def _errors_told(source: str | None) -> str:
@@ -68,8 +75,8 @@ def _errors_told(source: str | None) -> str:
     return " Nobody tells of errors of it (Xid) as they happen; the journal is asked when an engine ends."
 
 
-def _unmanaged(world: World) -> Finding:
-    """No card is managed, and nobody asked for that: is there one all the same?"""
+def _unmanaged(world: World, unknown: LlmError | None) -> Finding:
+    """No card is managed, and nobody asked for that: is there one all the same, or was there one before?"""
     for card in _on_the_bus(world):
         if card.driver in SET_ASIDE:
             continue
@@ -88,6 +95,8 @@ def _unmanaged(world: World) -> Finding:
                 f"There is an AMD card at {card.address} without a kernel driver: models are loaded into host memory.",
                 "Check that amdgpu and its firmware are installed: lspci -k; journalctl -k --grep amdgpu",
             )
+    if unknown is not None:
+        return warn(Check.DRIVER, unknown.message, unknown.hint or "Check nvidia-smi")
     return ok(Check.DRIVER, "There is no card that can be managed: host memory takes its place.")
 
 

@@ -19,6 +19,7 @@ from lllm3090d.doctor.findings import Check, Finding, fail, ok, warn
 from lllm3090d.doctor.surroundings import Facts, World
 from lllm3090d.errors import LlmError
 from lllm3090d.planning.units import MIB
+from lllm3090d.settings import Settings
 from lllm3090d.state_schema import schema_of
 from lllm3090d.store import APPLICATION_ID, FILE_NAME, LEAST_ROOM_BYTES, SCHEMA_VERSION
 
@@ -99,10 +100,15 @@ def models(world: World, facts: Facts, limit_s: float = HEADERS_LIMIT_S) -> Find
         )
     except LlmError as error:
         return fail(Check.MODELS, error.message, error.hint or f"See: ls -ld {place}")
-    return _survey_finding(place, survey)
+    return _survey_finding(place, survey, _named(facts.settings))
 
 
-def _survey_finding(place: Path, survey: Survey) -> Finding:
+def _named(settings: Settings) -> set[str]:
+    """Names of models in the settings that have to be the whole name; of others parts will do."""
+    return {*settings.models, *settings.extra_arguments, *settings.idle_ttl_of} - {"*"}
+
+
+def _survey_finding(place: Path, survey: Survey, named: set[str]) -> Finding:
     loadable = [each.name for each in survey.checkpoints if each.problem is None]
     broken = [each.name for each in survey.checkpoints if each.problem is not None]
     told = f"{place} holds {len(survey.checkpoints)} model{'' if len(survey.checkpoints) == 1 else 's'}"
@@ -110,6 +116,13 @@ def _survey_finding(place: Path, survey: Survey) -> Finding:
     troubles += [f"{_some([str(each.path) for each in survey.skipped])} left out"] if survey.skipped else []
     if troubles:
         return warn(Check.MODELS, f"{told}; {'; '.join(troubles)}.", "See why: lllm3090ctl models")
+    absent = sorted(named - {each.name for each in survey.checkpoints})
+    if absent and loadable:
+        return warn(
+            Check.MODELS,
+            f"{told}; the settings are about {_some(absent)} too, and no model has that name.",
+            "Names stand there as lllm3090ctl models shows them: lllm3090ctl config edit",
+        )
     if not loadable:
         return warn(
             Check.MODELS,

@@ -35,11 +35,13 @@ from lllm3090d.engines.builds import select
 from lllm3090d.engines.probe import probe
 from lllm3090d.engines.vulkan_probe import with_addresses
 from lllm3090d.errors import LlmError
-from lllm3090d.gpus.detect import open_cards
+from lllm3090d.gpus.detect import open_cards, unknown_problem
 from lllm3090d.gpus.known_cards import recall_cards
 from lllm3090d.gpus.lost_cards import is_lost
+from lllm3090d.gpus.readings import Card, CardKind, CardReader
 from lllm3090d.gpus.xids import TellsErrors
 from lllm3090d.serving import journal_access
+from lllm3090d.serving.sleep_set import kernel_boot_id
 from lllm3090d.settings import Settings, default_config_file, load_settings
 
 T = TypeVar("T")
@@ -190,19 +192,40 @@ def daemon_environment(
 def find_cards(settings: Settings) -> CardsFound:
     """The cards that the daemon would manage. Opens no compute context."""
     try:
-        readers = open_cards(settings.card, known=recall_cards(settings.state_dir))
+        known = recall_cards(settings.state_dir)
+        readers = open_cards(settings.card, known=known, boot_id=kernel_boot_id())
     except LlmError as error:
         return CardsFound(problem=error)
-    found, source, lost = tuple(reader.card for reader in readers), None, None
+    found: list[Card] = []
+    source: str | None = None
+    lost: LlmError | None = None
     for reader in readers:
-        if isinstance(reader, TellsErrors):
-            try:
-                reader.read()
-            except LlmError as error:  # one that is there and cannot be read has a line of its own
-                lost = lost or (error if is_lost(error) else None)
-            source = reader.errors().source
+        problem = _not_there(reader)
+        if problem is None:
+            found.append(reader.card)
+        lost = lost or problem
+        if isinstance(reader, TellsErrors) and reader.card.kind is CardKind.NVIDIA:
+            source = source or reader.errors().source
         reader.close()
-    return CardsFound(found, xid_source=source) if lost is None else CardsFound(problem=lost)
+    if not found:
+        return CardsFound(problem=lost)
+    return CardsFound(
+        tuple(found),
+        xid_source=source,
+        lost=lost,
+        unknown=unknown_problem(readers, known, settings.card),
+    )
+
+
+def _not_there(reader: CardReader) -> LlmError | None:
+    """Why a card is lost; None for one that is there: if it cannot be read, it has a line of its own."""
+    if not isinstance(reader, TellsErrors):
+        return None
+    try:
+        reader.read()
+    except LlmError as error:
+        return error if is_lost(error) else None
+    return None
 
 
 def find_engine(settings: Settings) -> EngineFound:

@@ -152,6 +152,11 @@ def schema() -> str:
 
 def _views(settings: Settings | None, found: Mapping[str, str]) -> tuple[SettingView, ...]:
     values = settings.model_dump(mode="json") if settings is not None else {}
+    if settings is not None:  # what sections leave open is no value of theirs
+        values["models"] = {
+            name: section.model_dump(mode="json", exclude_unset=True)
+            for name, section in settings.models.items()
+        }
     defaults = Settings().model_dump(mode="json")
     return tuple(
         SettingView(

@@ -73,12 +73,16 @@ class CardsFound:
     Attributes:
         cards: those.
         problem: why there are none.
+        lost: why one of several, which was managed before, is not among them.
+        unknown: why nobody knows whether there was one; then host memory takes the place of a card.
         xid_source: who tells of errors of NVIDIA's; empty where nobody does, None where there is none of them.
     """
 
     cards: tuple[Card, ...] = ()
     problem: LlmError | None = None
     xid_source: str | None = None
+    lost: LlmError | None = None
+    unknown: LlmError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.lost_cards import is_missing
 from lllm3090d.gpus.readings import Card, CardReader, MemoryReading
 from lllm3090d.gpus.xids import CardErrors, TellsErrors
 
@@ -48,6 +49,11 @@ class BoundedReader:
     def card(self) -> Card:
         """The card that is read."""
         return self._reader.card
+
+    @property
+    def is_missing(self) -> bool:
+        """It stands for a card that has not been there since the start."""
+        return is_missing(self._reader)
 
     def read(self) -> MemoryReading:
         """Read the memory now. Raises LlmError CARD_UNREADABLE, also where the driver does not answer in time."""

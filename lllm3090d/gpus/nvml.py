@@ -15,15 +15,17 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.kernel_messages import KernelMessages
+from lllm3090d.gpus.lost_cards import MissingReader
 from lllm3090d.gpus.readings import (
     Card,
     CardKind,
     CardProcess,
+    CardReader,
     MemoryReading,
     NoCardError,
     PcieLink,
@@ -48,13 +50,16 @@ ACTION_EVERY_S = 2.0  # the driver is asked for it anew; and with each error
 SEE = "See what nvidia-smi says, and journalctl -k --grep 'NVRM|Xid'"
 
 
-def open_nvidia(restart_pause_s: float = RESTART_PAUSE_S) -> tuple[NvmlReader, ...]:
+def open_nvidia(
+    restart_pause_s: float = RESTART_PAUSE_S, expected: Sequence[Card] = ()
+) -> tuple[CardReader, ...]:
     """A reader for each NVIDIA card, the one with the most memory first; of equal ones in NVML's order.
 
     A card that cannot even be identified is left out with a warning where there are others.
 
     Args:
         restart_pause_s: least seconds between two attempts to initialise the library again.
+        expected: cards that are to have a reader although they are not listed; it fails until they are back.
 
     Raises:
         NoCardError: no NVML library, driver not loaded, or no device.
@@ -68,7 +73,7 @@ def open_nvidia(restart_pause_s: float = RESTART_PAUSE_S) -> tuple[NvmlReader, .
         if count == 0:
             raise NoCardError("the NVIDIA driver lists no device", is_installed=True)
         driver = str(nvml.nvmlSystemGetDriverVersion())
-        readers = _identified(session, count, driver)
+        readers: list[CardReader] = list(_identified(session, count, driver))
     except nvml.NVMLError as error:
         session.give_up()
         if error.value in (
@@ -83,6 +88,8 @@ def open_nvidia(restart_pause_s: float = RESTART_PAUSE_S) -> tuple[NvmlReader, .
     except NoCardError:
         session.give_up()
         raise
+    listed = {reader.card.uuid for reader in readers}
+    readers += [MissingReader(NvmlReader(session, card)) for card in expected if card.uuid not in listed]
     session.users = len(readers)
     return tuple(sorted(readers, key=lambda reader: -reader.card.total_bytes))
 

@@ -12,6 +12,8 @@ PCI_IDS = (Path("/usr/share/misc/pci.ids"), Path("/usr/share/hwdata/pci.ids"))
 # Transfers per second of a lane, by generation (PCI-SIG); sysfs writes "16.0 GT/s PCIe".
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _SPEED = re.compile(r"(?P<rate>\d+\.\d) GT/s.*")
+# A person has given a device with such a driver to a virtual machine, or wants none of it.
+SET_ASIDE = frozenset({"vfio-pci", "pci-stub"})
 
 
 def text_of(file: Path) -> str:
@@ -20,6 +22,11 @@ def text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_set_aside(address: str, sys: Path) -> bool:
+    """A person has given the device at a PCI address to a virtual machine. Args: sys: where sysfs is mounted."""
+    return bool(address) and (sys / "bus/pci/devices" / address / "driver").resolve().name in SET_ASIDE
 
 
 def link_of(device: Path) -> PcieLink | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 # Of one lane after encoding, bytes/s (PCI-SIG): 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s.
 LANE_BYTES_PER_S: Mapping[int, int] = MappingProxyType(
@@ -127,6 +127,15 @@ class CardReader(Protocol):
 
     def close(self) -> None:
         """Release the driver's library."""
+        ...
+
+
+@runtime_checkable
+class WatchesProcesses(Protocol):
+    """A reader that finds other processes than the watched ones late."""
+
+    def watch(self, pids: Collection[int]) -> None:
+        """These processes are looked at in every reading."""
         ...
 
 

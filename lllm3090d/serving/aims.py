@@ -47,5 +47,12 @@ def content(fitting: Fitting, most: Point) -> Gives:
 
 def served(fitting: Fitting, most: Point) -> Gives:
     """Whether a room gives any plan at all; see :func:`content`."""
-    least = fitting if fitting.has_size else fitting.of_window(PAGE_TOKENS)
-    return (lambda point: isinstance(fitting.made(point), Made)) if least is None else Reach(least, most)
+
+    def is_planned(point: Point) -> bool:
+        return isinstance(fitting.made(point), Made)
+
+    if fitting.has_size:
+        # What is left in host memory is made in a way of its own for each room, so one says nothing of another.
+        return Reach(fitting, most) if fitting.is_whole else is_planned
+    least = fitting.of_window(PAGE_TOKENS)
+    return is_planned if least is None else Reach(least, most)

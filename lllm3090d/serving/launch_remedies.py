@@ -24,6 +24,18 @@ Changes = Mapping[str, Any]  # new values by field of a request
 _Candidate = tuple[RemedyKind, str, Changes]
 
 
+def changed_launches(details: Mapping[str, Any]) -> tuple[_Candidate, ...]:
+    """Kind, sentence and changes of each launch that fits by the price. Args: details: of the planner's refusal."""
+    candidates = (
+        _cache_type(details),
+        _context(details),
+        _slots(details),
+        *_lighter(details),
+        _offload(details),
+    )
+    return tuple(filter(None, candidates))
+
+
 def launch_remedies(
     details: Mapping[str, Any], asked: Wish, serves: Callable[[Changes], bool]
 ) -> tuple[Remedy, ...]:
@@ -34,13 +46,6 @@ def launch_remedies(
         asked: what was asked for.
         serves: whether the planner has a plan for the same request with such changes.
     """
-    candidates = (
-        _cache_type(details),
-        _context(details),
-        _slots(details),
-        *_lighter(details),
-        _offload(details),
-    )
     found = [
         Remedy(
             kind,
@@ -50,7 +55,7 @@ def launch_remedies(
             verified=True,
             options=options_again(asked, changes),
         )
-        for kind, text, changes in filter(None, candidates)
+        for kind, text, changes in changed_launches(details)
         if serves(changes)
     ]
     if details.get("fits_without_prompt_cache"):

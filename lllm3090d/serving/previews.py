@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.engines.arguments import features
 from lllm3090d.engines.arguments import launch as engine_launch
 from lllm3090d.engines.capabilities import Backend, Build, Capabilities
@@ -23,6 +24,7 @@ from lllm3090d.planning.request import option_of
 from lllm3090d.planning.reserves import Budget, host_reserve_bytes
 from lllm3090d.planning.smallest_card import SmallestCard, smallest_card
 from lllm3090d.planning.speeds import predicting, shown_speed
+from lllm3090d.planning.units import mib_text
 from lllm3090d.planning.verdict import Verdict
 from lllm3090d.serving import refusals
 from lllm3090d.serving.admission import held_now
@@ -45,12 +47,11 @@ from lllm3090d.serving.events import LoadRequested, Observation
 from lllm3090d.serving.explaining import holders
 from lllm3090d.serving.extras import asked_of, extra_of, section_note, with_section
 from lllm3090d.serving.fitting import card_name, cards_of, cards_of_plan, room_for, usable_cards
-from lllm3090d.serving.instance import ENDED
 from lllm3090d.serving.launch_remedies import headless
 from lllm3090d.serving.learning import learnt
 from lllm3090d.serving.ledger import Reservation
 from lllm3090d.serving.lookup import FoundModel, FoundUnruled
-from lllm3090d.serving.observation import CardState
+from lllm3090d.serving.observation import HOST, CardState
 from lllm3090d.serving.placed import Placed, parts_of, together
 from lllm3090d.serving.plan_requests import plan_request
 from lllm3090d.serving.plan_views import Insight, card_view_of, plan_view
@@ -94,6 +95,8 @@ class _Question:
         host: what host memory beside the card can give; None where nobody limits it.
         asked: what was asked for, to be asked again with a change.
         placed: on which cards of this machine a plan lies; None for another one.
+        free_bytes: really free on the card now, less what loading models will take.
+        given_back_bytes: what the model gives back first, where it is loaded; None where it is not.
     """
 
     model: FoundModel
@@ -112,6 +115,8 @@ class _Question:
     host: Budget | None = None
     asked: Wish = NOBODY
     placed: Callable[[Plan], Placed] | None = None
+    free_bytes: int | None = None
+    given_back_bytes: int | None = None
 
 
 class Previews:
@@ -183,7 +188,9 @@ class Previews:
         if there:
             assumed = assumed_build(card, engine.capabilities.backend)
             notes = (*assumed_card(body, card, observation.card), *assumed, *notes)
-        given = scheduler.rooms(observation)
+        own = frozenset() if there else scheduler.given_back(model.checkpoint.name)
+        given, given_back = scheduler.rooms(observation, own), _given_back_bytes(scheduler, own)
+        notes += _about_those_there((), given_back)
         usable = usable_cards(event, observation, given)
         best = max(usable, key=lambda uuid: given.cards[uuid].grantable_bytes)  # it is on one card alone
         return UnruledPreview(
@@ -197,7 +204,7 @@ class Previews:
             if there
             else room_for(event, observation, given),
             known=known,
-            asked=_asked(body, model, extra, event.arguments),
+            asked=replace(_asked(body, model, extra, event.arguments), reloads=bool(own)),
             notes=notes,
             argv=lambda plan: (
                 ()
@@ -205,8 +212,10 @@ class Previews:
                 else self._argv(model, engine, plan, extra, _sight(engine, observation, (best,)))
             ),
             state=None if there else observation.of(best),
-            ours=() if there else scheduler.ledger.on(best),
+            ours=() if there else _without(own, scheduler.ledger.on(best)),
             host=None if there else given.host,
+            free_bytes=None if there else scheduler.rooms(observation).cards[best].live_bytes,
+            given_back_bytes=given_back,
             check=body.check,
         )
 
@@ -221,7 +230,7 @@ class Previews:
             backend = Backend.CPU
         several = len(self._daemon.observe().cards) > 1
         here = not question.view.empty and backend is engine.capabilities.backend and not several
-        free = question.budget.live_bytes if here and backend is not Backend.CPU else None
+        free = question.free_bytes if here and backend is not Backend.CPU else None
         asked = Asked(
             engine.build,
             engine.capabilities,
@@ -235,13 +244,15 @@ class Previews:
         """What a load would get now."""
         scheduler, observation = self._daemon.scheduler, self._daemon.observe()
         extra = extra_of(event, scheduler.policy.extra_arguments)
-        asked = _asked(body, model, extra, event.arguments)
-        event = scheduler.aimed(event, observation)
-        victims = scheduler.would_evict(event, observation)
-        given = scheduler.rooms(observation, frozenset(each.run for each in victims))
+        own = scheduler.given_back(model.checkpoint.name)
+        asked = replace(_asked(body, model, extra, event.arguments), reloads=bool(own))
+        event = scheduler.aimed(event, observation, own)
+        victims = scheduler.would_evict(event, observation, own)
+        given = scheduler.rooms(observation, own | frozenset(each.run for each in victims))
         usable = usable_cards(event, observation, given)
         state = observation.of(usable[0]) or observation.main
         card = emptied(self._machine(observation, engine, state), scheduler.policy.reserves)
+        given_back = _given_back_bytes(scheduler, own)
 
         def seen(plan: Plan) -> Sight | None:
             return _sight(engine, observation, cards_of_plan(plan, observation, usable))
@@ -257,19 +268,23 @@ class Previews:
             card=card,
             view=card_view_of(card, empty=False),
             budget=given.cards[usable[0]],
-            ours=scheduler.ledger.on(usable[0]),
+            ours=_without(own, scheduler.ledger.on(usable[0])),
             notes=(
                 *section_note(event, extra, scheduler.policy.models),
-                *_about_those_there(scheduler, model, victims),
+                *_about_those_there(victims, given_back),
             ),
             argv=lambda plan: self._argv(model, engine, plan, extra, seen(plan)),
             state=state,
-            holders=holders(scheduler.instances, scheduler.clock()),
-            held=held_now(state, scheduler.ledger),
+            holders=holders(
+                [each for each in scheduler.instances if each.run not in own], scheduler.clock()
+            ),
+            held={run: size for run, size in held_now(state, scheduler.ledger).items() if run not in own},
             now_s=scheduler.clock(),
             host=given.host,
             asked=asked,
             placed=placed,
+            free_bytes=scheduler.rooms(observation).cards[usable[0]].live_bytes,
+            given_back_bytes=given_back,
         )
 
     def _elsewhere(self, body: PlanBody, model: FoundModel, engine: _Engine | LlmError) -> _Question:
@@ -416,17 +431,29 @@ def _predicting(question: _Question, known: KnownModels) -> _Question:
     )
 
 
-def _about_those_there(
-    scheduler: Scheduler, model: FoundModel, victims: Sequence[Instance]
-) -> tuple[str, ...]:
+def _without(gone: frozenset[str], reserved: Sequence[Reservation]) -> tuple[Reservation, ...]:
+    return tuple(each for each in reserved if each.run not in gone)
+
+
+def _given_back_bytes(scheduler: Scheduler, own: frozenset[str]) -> int | None:
+    """What the runs of a model are charged on cards; None where it has none."""
+    shares = [each for run in own for each in scheduler.ledger.of(run)]
+    on_cards = [each for each in shares if each.where != HOST] or shares
+    return sum(each.charged_bytes for each in on_cards) if own else None
+
+
+def _about_those_there(victims: Sequence[Instance], given_back_bytes: int | None) -> tuple[str, ...]:
     """What a plan has to say of models that run."""
-    running = scheduler.instance(model.checkpoint.name)
-    if running is not None and running.state not in ENDED:
-        return ("it is loaded already: this is the price of another one beside it",)
-    if not victims:
-        return ()
-    names = ", ".join(each.name for each in victims)
-    return (f"a load unloads {names} first, idle now, to make room",)
+    notes: list[str] = []
+    if given_back_bytes is not None:
+        notes.append(
+            f"it is loaded: its own {mib_text(given_back_bytes)} MiB count as given back, so this is what it would get"
+            " if it were unloaded and loaded anew"
+        )
+    if victims:
+        names = ", ".join(each.name for each in victims)
+        notes.append(f"a load unloads {names} first, idle now, to make room")
+    return tuple(notes)
 
 
 def _planned(question: _Question, known: KnownModels) -> Plan:
@@ -458,6 +485,7 @@ def _answer(question: _Question, known: KnownModels, plan: Plan, check: EngineCh
         smallest=smallest,
         speed=shown_speed(entry.speeds, card.profile, card.backend) if entry else None,
         engine_check=check,
+        given_back_bytes=question.given_back_bytes,
     )
     placed = question.placed(plan) if question.placed else Placed((), question.budget)
     return plan_view(
@@ -474,8 +502,10 @@ def _answer(question: _Question, known: KnownModels, plan: Plan, check: EngineCh
 
 
 def _smallest(question: _Question) -> SmallestCard | None:
-    """The smallest card on which the model serves an agent."""
-    card = question.card
+    """The smallest card on which the model serves an agent; None of one that generates no text."""
+    card, planner = question.card, question.planner
+    if (planner.request.purpose or planner.facts.purpose) is not Purpose.CHAT:
+        return None
     return smallest_card(
         question.planner, driver_bytes=_driver_bytes(card), desktop_bytes=_desktop_bytes(card)
     )
@@ -491,6 +521,11 @@ def _refused(error: LlmError, question: _Question, verdict: Verdict) -> LlmError
         more.append(headless())
     if smallest is not None:
         facts["smallest_card_gib"] = smallest.gib
+    given_back = ""
+    if question.given_back_bytes is not None:
+        facts["given_back_bytes"] = question.given_back_bytes
+        own = mib_text(question.given_back_bytes)
+        given_back = f" It is loaded: its own {own} MiB are counted as given back."
     fits, serves = refusals.fits_with_more(question.planner), refusals.serves_changed(question.planner)
     if question.state is None:
         told = refusals.with_budget(
@@ -521,8 +556,9 @@ def _refused(error: LlmError, question: _Question, verdict: Verdict) -> LlmError
             host=question.host,
             smallest=smallest,
             more=more,
+            roomier=refusals.in_more_room(question.planner),
         )
-    return LlmError(told.code, told.message, hint=told.hint, **(dict(told.details) | facts))
+    return LlmError(told.code, told.message + given_back, hint=told.hint, **(dict(told.details) | facts))
 
 
 def _asked(

@@ -119,7 +119,8 @@ class Reach:
     """What is known of one load so far.
 
     Args:
-        fitting: a load that asks for a size.
+        fitting: a load that asks for a size, all of it on cards or divided by hand. Layers that may be left in host
+            memory make a launch take less of one card and more of another, so that no cuts would say it all.
         most: the most room that will be asked about.
     """
 

@@ -7,10 +7,17 @@ from collections.abc import Iterable, Sequence
 
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import Card
-from lllm3090d.serving.refusal_page import fits_with_more, refuse, serves_changed, with_budget
+from lllm3090d.serving.refusal_page import (
+    fits_with_more,
+    in_more_room,
+    refuse,
+    serves_changed,
+    with_budget,
+)
 
 __all__ = [
     "fits_with_more",
+    "in_more_room",
     "refuse",
     "serves_changed",
     "with_budget",

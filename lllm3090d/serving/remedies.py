@@ -126,7 +126,7 @@ def freeing_remedies(scene: Scene, freeings: Sequence[Freeing], room: Room) -> t
         found += [_remedy(scene.budget, (each,)) for each in _sufficient(scene.budget, alike, room)]
     if found:
         return tuple(found)
-    together = _fewest(freeings, room)
+    together = fewest(freeings, room)
     return (_remedy(scene.budget, together),) if together else ()
 
 
@@ -138,8 +138,8 @@ def _sufficient(budget: Budget, alike: Sequence[Freeing], room: Room) -> list[Fr
     return [each for each in ordered[first : first + MOST_OF_A_KIND] if room.is_proven([each])]
 
 
-def _fewest(freeings: Sequence[Freeing], room: Room) -> tuple[Freeing, ...]:
-    """The easiest few that make room together: no costlier kind than must be, none that could stay."""
+def fewest(freeings: Sequence[Freeing], room: Room) -> tuple[Freeing, ...]:
+    """The easiest few that make room together: no costlier kind than must be, none that could stay. May be ()."""
     pool: tuple[Freeing, ...] = ()
     for ease in sorted({each.ease for each in freeings}):
         pool = tuple(each for each in freeings if each.ease <= ease)

@@ -205,6 +205,33 @@ def test_a_lost_card_does_not_stop_the_other_one(rig: Rig) -> None:
     assert problem["code"] == "card_unreadable"
 
 
+def test_a_daemon_that_starts_while_one_of_its_cards_is_lost(rig: Rig) -> None:
+    """Adopted units keep their charge on it, nothing is put there, the other one works; it is taken when it is back."""
+    pid, before = rig.load("one")["main_pid"], rig.promised()
+    assert set(before[SECOND]) == {"one"}
+    rig.service.stop()
+    rig.nvml.lose(SECOND)
+    rig.service.start()
+    after = rig.promised()
+    assert set(after) == {FIRST, SECOND} and not after[FIRST]
+    assert after[SECOND]["one"]["charged_bytes"] == before[SECOND]["one"]["charged_bytes"]
+    assert rig.service.instances()["one"]["main_pid"] == pid
+    status = rig.service.ctl_json("status")
+    assert status["card"]["uuid"] == FIRST and status["card"]["problem"] is None
+    assert status["cards_problem"]["code"] == "card_unreadable"
+    assert "which was managed before" in status["cards_problem"]["detail"]
+    problem = rig.service.request("POST", "/v1/load", {"model": "two", "gpu": SECOND, **CONTEXT}).json()
+    assert problem["code"] == "card_unreadable" and "next boot" in problem["hint"]
+    assert _environment(rig.load("two")["main_pid"])["CUDA_VISIBLE_DEVICES"] == FIRST
+    rig.nvml.find_again(SECOND)
+    eventually(
+        lambda: rig.service.ctl_json("status")["cards_problem"] is None, what="the card is read again"
+    )
+    rig.service.ctl("unload", "one")
+    rig.service.ctl("unload", "two")
+    assert rig.promised() == {FIRST: {}, SECOND: {}}
+
+
 def test_equal_cards_of_a_vulkan_build_by_address(twins: Rig) -> None:
     """Without a Vulkan loader nothing is guessed; with one both are used, each by its index and alone."""
     twins.behave("Vulkan", vulkan_cards=(1, 0))
@@ -249,3 +276,11 @@ def test_a_plan_says_which_cards(rig: Rig) -> None:
     assert [card["uuid"] for card in alone["cards"]] == [SECOND]
     shown = rig.service.ctl("plan", "large", "--context", "4096").stdout
     assert "GPU1" in shown and "CUDA_VISIBLE_DEVICES" in shown
+    # Loaded, it has the same plan: what it holds of both cards counts as given back.
+    rig.behave(vram_mib=8000)
+    rig.load("large")
+    again = rig.service.request("POST", "/v1/plan", {"model": "large", **CONTEXT}).json()
+    charged = [each["charged_bytes"] for card in rig.promised().values() for each in card.values()]
+    assert plan["given_back_bytes"] is None and again["given_back_bytes"] == sum(charged)
+    for member in ("cards", "environment", "available_bytes", "budget"):
+        assert again[member] == plan[member], member

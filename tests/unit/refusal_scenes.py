@@ -164,6 +164,7 @@ class Desk:
             held=self.held,
             now_s=NOW_S,
             smallest=smallest,
+            roomier=refusals.in_more_room(planner),
         )
 
 

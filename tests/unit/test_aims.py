@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gpus.readings import Card
 from lllm3090d.planning.request import Drafting, Offload, PlanRequest, SlotPolicy
 from lllm3090d.serving.admitting import Admit, Decider, Evict, Refuse, Wait
 from lllm3090d.serving.aims import content, served
@@ -37,32 +38,42 @@ def bring_up(world: World, event: LoadRequested) -> None:
     assert world.get(event.checkpoint.name).state in SERVING
 
 
+def crowded(
+    cards: Sequence[Card],
+    models: Iterable[tuple[float, int]],
+    *,
+    host_bytes: int | None = None,
+    projects: bool = False,
+    **plan: Any,
+) -> World:
+    """Models of so many GiB serve, each on the card of such a number, as far as there is room for them."""
+    world = World(cards)
+    seen = CUDA.listed + CUDA.listed[:1] if len(cards) > 1 else CUDA.listed
+    flags = CUDA.flags | {"--mmproj"} if projects else CUDA.flags
+    world.capabilities = replace(CUDA, listed=seen, flags=flags)
+    policy = world.scheduler.policy
+    world.scheduler.policy = replace(policy, plan=replace(policy.plan, **plan))
+    world.host_available_bytes = host_bytes
+    for number, (gib, card) in enumerate(models):
+        uuid = cards[card % len(cards)].uuid
+        event = world.request(f"m{number}", f"t{number}", gib, PlanRequest(4096, 1), card=uuid)
+        if isinstance(decider(world).decide(event), Admit):
+            bring_up(world, event)
+    return world
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Models of several sizes that serve, idle for different times, some of them busy or pinned."""
-    cards = draw(st.sampled_from([CARDS, CARDS, TWO_CARDS, TWO_CARDS, THREE_CARDS]))
-    world = World(cards)
-    world.capabilities = replace(CUDA, listed=CUDA.listed + CUDA.listed[:1]) if len(cards) > 1 else CUDA
-    plan = replace(
-        world.scheduler.policy.plan,
+    sizes = st.tuples(st.sampled_from([0.5, 1, 2, 3, 5]), st.integers(0, 2))
+    world = crowded(
+        draw(st.sampled_from([CARDS, CARDS, TWO_CARDS, TWO_CARDS, THREE_CARDS])),
+        draw(st.lists(sizes, min_size=1, max_size=12)),
+        host_bytes=draw(st.sampled_from([None, None, 24 * GIB, 64 * GIB])),
+        projects=draw(st.booleans()),
         slot_policy=draw(st.sampled_from(SlotPolicy)),
         offload=draw(st.sampled_from([Offload.RESIDENT, Offload.RESIDENT, Offload.ALLOWED])),
     )
-    world.scheduler.policy = replace(world.scheduler.policy, plan=plan)
-    world.host_available_bytes = draw(st.sampled_from([None, None, 24 * GIB, 64 * GIB]))
-    for number, (gib, card) in enumerate(
-        draw(
-            st.lists(
-                st.tuples(st.sampled_from([0.5, 1, 2, 3, 5]), st.integers(0, 2)), min_size=1, max_size=12
-            )
-        )
-    ):
-        name = f"m{number}"
-        event = world.request(
-            name, f"t{number}", gib, PlanRequest(4096, 1), card=cards[card % len(cards)].uuid
-        )
-        if isinstance(decider(world).decide(event), Admit):
-            bring_up(world, event)
     world.rest()
     world.now_s += 100
     for instance in world.scheduler.instances:
@@ -166,6 +177,12 @@ def outcome(gives: Callable[[Point], bool], point: Point) -> bool | ErrorCode:
     world=worlds(),
     wish=wishes(),
     shares=st.lists(st.tuples(*[st.integers(0, 100)] * 3), min_size=1, max_size=6),
+)
+@example(
+    # With a part in host memory it needs more of the card that is nearly full, and less of the other.
+    world=crowded(TWO_CARDS, [*[(0.5, 0)] * 7, (2, 0), (3, 0), *[(0.5, 1)] * 2], offload=Offload.ALLOWED),
+    wish={"gib": 20, "request": PlanRequest(context_tokens=4096)},
+    shares=[(0, 0, 0), (3, 0, 0)],
 )
 def test_a_room_gives_what_its_plan_gives(
     world: World, wish: Mapping[str, Any], shares: list[tuple[int, int, int]]

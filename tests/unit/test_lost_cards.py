@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pytest
 from lllm3090d.doctor.examination import find_cards
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus import detect
-from lllm3090d.gpus.known_cards import FILE_NAME, recall_cards, remember_cards
-from lllm3090d.gpus.lost_cards import LostCards
-from lllm3090d.gpus.readings import Card, CardKind, MemoryReading, NoCardError, PcieLink
-from lllm3090d.gpus.xids import CardErrors
+from lllm3090d.gpus.known_cards import FILE_NAME, KnownCards, recall_cards, remember_cards
+from lllm3090d.gpus.lost_cards import LostCards, MissingReader, is_missing
+from lllm3090d.gpus.readings import Card, CardKind, MemoryReading, NoCardError, PcieLink, WatchesProcesses
+from lllm3090d.gpus.sysfs import Roots, open_amd
+from lllm3090d.gpus.xids import CardErrors, TellsErrors
+from lllm3090d.serving.sleep_set import kernel_boot_id
 from lllm3090d.settings import CardChoice, Settings
+from tests.fakes.kernel import FakeKernel
 
 pytestmark = pytest.mark.unit
 
@@ -54,6 +58,17 @@ class Reader:
         self.closed = True
 
 
+class Unlisted(Reader):
+    """Of a card that is not among those of its driver."""
+
+    is_back = False
+
+    def read(self) -> MemoryReading:
+        if not self.is_back:
+            raise LlmError(ErrorCode.CARD_UNREADABLE, "NVIDIA: Not Found (NVML error 6).", nvml_error=6)
+        return self.reading
+
+
 class Driver:
     """A driver that lists cards, or fails."""
 
@@ -62,11 +77,17 @@ class Driver:
         self.asked = 0
         self.answer: list[Reader] | Exception = LOST
 
-    def open(self) -> list[Reader]:
+    def open(self, expected: Sequence[Card] = ()) -> list[Reader | MissingReader]:
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        listed = {each.card.uuid for each in self.answer}
+        stand_ins = [MissingReader(Unlisted(card)) for card in expected if card.uuid not in listed]
+        return [*self.answer, *stand_ins]
+
+    @staticmethod
+    def none(roots: Roots) -> list[Reader]:
+        raise NoCardError("none")
 
     def lost(self, *known: Card) -> LostCards:
         return LostCards(self.open, known, LOST, clock=lambda: self.now_s, pause_s=5.0)
@@ -130,9 +151,13 @@ def test_other_cards_than_before_are_not_taken_for_it() -> None:
     (reader,) = driver.lost(CARD).readers()
     driver.answer = [Reader(SECOND)]
     driver.now_s = 5.0
-    with pytest.raises(LlmError, match="other cards than before"):
-        reader.read()
-    assert driver.answer[0].closed
+    for _ in range(2):
+        with pytest.raises(LlmError, match="not among the cards that its driver lists now"):
+            reader.read()
+    assert driver.answer[0].closed and is_missing(reader)
+    driver.answer = [Reader(CARD)]
+    driver.now_s = 10.0
+    assert reader.read().total_bytes == 24 * GIB and not is_missing(reader)
 
 
 def test_a_card_of_another_size_is_refused() -> None:
@@ -160,16 +185,28 @@ def test_a_closed_reader_opens_nothing() -> None:
 
 def test_cards_are_remembered_as_they_are(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    assert recall_cards(state) == ()
-    remember_cards(state, [CARD, SECOND])
-    assert recall_cards(state) == (CARD, SECOND)
+    assert recall_cards(state) == KnownCards()
+    remember_cards(state, [CARD, SECOND], "boot-1")
+    known = recall_cards(state)
+    assert known == KnownCards((CARD, SECOND), {"GPU-1": "boot-1", "GPU-2": "boot-1"})
     before = (state / FILE_NAME).stat()
-    remember_cards(state, [CARD, SECOND])
+    remember_cards(state, [CARD, SECOND], "boot-1")
     assert (state / FILE_NAME).stat().st_ino == before.st_ino
-    remember_cards(state, [replace(CARD, total_bytes=0)])  # could not be read: what was known is better
-    assert recall_cards(state) == (CARD, SECOND)
-    remember_cards(state, [SECOND])
-    assert recall_cards(state) == (SECOND,)
+    remember_cards(state, [replace(CARD, total_bytes=0), SECOND], "boot-2")  # what was known is better
+    assert recall_cards(state) == KnownCards((CARD, SECOND), {"GPU-1": "boot-2", "GPU-2": "boot-2"})
+    remember_cards(state, [SECOND, replace(CARD, uuid="GPU-3", total_bytes=0)], "boot-2")
+    assert recall_cards(state).cards == (SECOND,)
+    remember_cards(state, [Card(CardKind.CPU, "host", "host memory", None)], "boot-3")
+    assert recall_cards(state).cards == (SECOND,)  # host memory is no card that could be lost
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)],
+)
+def test_boots_are_told_apart_where_both_are_known(before: str, now: str, same: bool) -> None:
+    assert KnownCards((CARD,), {CARD.uuid: before}).was_managed_in(CARD, now) is same
+    assert KnownCards((CARD,)).was_managed_in(CARD, now)
 
 
 @pytest.mark.parametrize(
@@ -192,33 +229,36 @@ def test_a_bad_file_is_ignored_and_replaced(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    assert recall_cards(tmp_path) == ()
+    known = recall_cards(tmp_path)
+    assert known.cards == () and known.problem is not None
+    assert str(tmp_path / FILE_NAME) in known.problem.message and "rm " in (known.problem.hint or "")
     assert "is ignored" in caplog.text
-    remember_cards(tmp_path, [CARD])
-    assert recall_cards(tmp_path) == (CARD,)
+    remember_cards(tmp_path, [CARD], "boot")
+    assert recall_cards(tmp_path) == KnownCards((CARD,), {CARD.uuid: "boot"})
 
 
 def test_what_is_no_file_neither_blocks_nor_stops_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
-    assert recall_cards(tmp_path) == ()
+    assert recall_cards(tmp_path).problem is not None
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
-    remember_cards(tmp_path, [CARD])
+    remember_cards(tmp_path, [CARD], "boot")
     assert "cannot be written" in caplog.text
     (tmp_path / FILE_NAME).rmdir()
     (tmp_path / "state").write_text("no directory")
-    remember_cards(tmp_path / "state", [CARD])
+    remember_cards(tmp_path / "state", [CARD], "boot")
     assert [each.name for each in tmp_path.iterdir()] == ["state"]
 
 
-def test_members_of_a_later_version_are_no_damage(tmp_path: Path) -> None:
-    remember_cards(tmp_path, [CARD])
+def test_members_of_other_versions_are_no_damage(tmp_path: Path) -> None:
+    remember_cards(tmp_path, [CARD], "boot")
     members = json.loads((tmp_path / FILE_NAME).read_bytes())
     members["more"] = 1
+    del members["boots"]  # as before there was one
     (tmp_path / FILE_NAME).write_text(json.dumps(members))
-    assert recall_cards(tmp_path) == (CARD,)
+    assert recall_cards(tmp_path) == KnownCards((CARD,))
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
@@ -233,7 +273,7 @@ def test_known_cards_stand_for_themselves(
     driver.answer = error
     monkeypatch.setattr(detect, "open_nvidia", driver.open)
     amd = replace(SECOND, kind=CardKind.AMD)
-    readers = detect.open_cards(choice, known=[CARD, amd])
+    readers = detect.open_cards(choice, known=KnownCards((CARD, amd), {CARD.uuid: "before"}), boot_id="now")
     assert [each.card for each in readers] == [CARD]
     with pytest.raises(LlmError):
         readers[0].read()
@@ -244,14 +284,128 @@ def test_known_cards_stand_for_themselves(
 def test_an_uninstalled_driver_or_a_persons_choice_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     monkeypatch.setattr(detect, "open_nvidia", driver.open)
-    (reader,) = detect.open_cards(CardChoice.CPU, known=[CARD])
+    (reader,) = detect.open_cards(CardChoice.CPU, known=KnownCards((CARD,)))
     assert reader.card.kind is CardKind.CPU
     driver.answer = NoCardError("no such library")
     with pytest.raises(LlmError, match="none of: no such library"):
-        detect.open_cards(CardChoice.NVIDIA, known=[CARD])
+        detect.open_cards(CardChoice.NVIDIA, known=KnownCards((CARD,)))
     driver.answer = LOST
     with pytest.raises(LlmError, match="GPU is lost"):
         detect.open_cards(CardChoice.AUTO)
+
+
+def test_one_of_two_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the boot in which it was managed; of equal cards each keeps its number. In another boot it was taken out."""
+    driver = Driver()
+    driver.answer = [Reader(SECOND)]
+    monkeypatch.setattr(detect, "open_nvidia", driver.open)
+    known = KnownCards((CARD, SECOND), {CARD.uuid: "boot", SECOND.uuid: "boot"})
+    readers = detect.open_cards(CardChoice.AUTO, known=known, boot_id="boot")
+    assert [each.card for each in readers] == [CARD, SECOND]
+    assert [is_missing(each) for each in readers] == [True, False]
+    with pytest.raises(LlmError, match=r"which was managed before, cannot be opened.*Not Found") as caught:
+        readers[0].read()
+    assert caught.value.details["lost"] is True and "next boot" in (caught.value.hint or "")
+    assert readers[1].read().total_bytes == 24 * GIB
+    for each in readers:
+        each.close()
+
+
+def test_a_card_is_forgotten_in_another_boot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver()
+    driver.answer = [Reader(SECOND)]
+    monkeypatch.setattr(detect, "open_nvidia", driver.open)
+    known = KnownCards((CARD, SECOND), {CARD.uuid: "boot", SECOND.uuid: "boot"})
+    (reader,) = detect.open_cards(CardChoice.AUTO, known=known, boot_id="later")
+    assert reader.card == SECOND
+    assert f"{CARD.name} was managed before and was taken out since" in caplog.text
+    reader.close()
+
+
+def test_a_card_that_was_given_to_a_virtual_machine_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel = FakeKernel(tmp_path / "kernel")
+    device = kernel.roots.sys / "bus/pci/devices" / CARD.pci_address
+    device.mkdir(parents=True)
+    (device / "driver").symlink_to("../../drivers/vfio-pci")
+    driver = Driver()
+    driver.answer = [Reader(SECOND)]
+    monkeypatch.setattr(detect, "open_nvidia", driver.open)
+    known = KnownCards((CARD, SECOND), {CARD.uuid: "boot"})
+    (reader,) = detect.open_cards(CardChoice.AUTO, kernel.roots, known=known, boot_id="boot")
+    assert reader.card == SECOND
+    reader.close()
+
+
+@pytest.mark.parametrize("choice", [CardChoice.AUTO, CardChoice.AMD])
+def test_a_card_of_the_kernel_stands_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, choice: CardChoice
+) -> None:
+    """With none left beside it, the next vendor is not taken for it; in another boot it is."""
+    driver = Driver()
+    driver.answer = NoCardError("no such library")
+    monkeypatch.setattr(detect, "open_nvidia", driver.open)
+    kernel = FakeKernel(tmp_path / "kernel")
+    for number in (0, 1):
+        kernel.amd(number, address=f"0000:0{3 + number}:00.0")
+    kernel.card(2, "0x8086", "xe", "0000:05:00.0")
+    region = {"drm/0000:05:00.0/vram0": 12 * GIB}
+    kernel.regions(region, dict.fromkeys(region, 0))
+    cards = tuple(reader.card for reader in detect.open_cards(choice, kernel.roots))
+    assert len(cards) == 2
+    known = KnownCards(cards, dict.fromkeys((card.uuid for card in cards), "boot"))
+    entries = [kernel.roots.sys / "class/drm" / f"card{number}" for number in (0, 1)]
+
+    entries[0].rename(tmp_path / "card0")
+    readers = detect.open_cards(choice, kernel.roots, known=known, boot_id="boot")
+    assert [(each.card, is_missing(each)) for each in readers] == [(cards[0], True), (cards[1], False)]
+    with pytest.raises(LlmError, match="the kernel lists it no more") as caught:
+        readers[0].read()
+    assert caught.value.details["lost"] is True
+    entries[1].rename(tmp_path / "card1")
+    readers = detect.open_cards(choice, kernel.roots, known=known, boot_id="boot")
+    assert [(each.card, is_missing(each)) for each in readers] == [(cards[0], True), (cards[1], True)]
+    with pytest.raises(LlmError, match="no card of AMD"):
+        readers[0].read()
+    if choice is CardChoice.AUTO:
+        (other,) = detect.open_cards(choice, kernel.roots, known=known, boot_id="later")
+        assert other.card.kind is CardKind.INTEL
+    else:
+        with pytest.raises(LlmError, match="has none of"):
+            detect.open_cards(choice, kernel.roots, known=known, boot_id="later")
+
+    lost = LostCards(
+        lambda: open_amd(kernel.roots), cards, NoCardError("none"), clock=lambda: 0.0, pause_s=0.0
+    )
+    back = lost.readers()[1]
+    (tmp_path / "card1").rename(entries[1])
+    assert isinstance(back, WatchesProcesses) and isinstance(back, TellsErrors)
+    back.watch([os.getpid()])  # of no use before it is there, and no error
+    assert back.read().total_bytes == 24 * GIB and not is_missing(back)
+    back.watch([os.getpid()])
+    assert back.errors().returns == 1
+    with pytest.raises(LlmError, match="not among the cards"):
+        lost.readers()[0].read()
+    (tmp_path / "card0").rename(entries[0])
+    assert lost.readers()[0].read().total_bytes == 24 * GIB  # each is looked for until it is there
+
+
+def test_a_missing_reader_is_a_reader_once_its_card_is_back() -> None:
+    there = Unlisted(CARD)
+    reader = MissingReader(there)
+    with pytest.raises(LlmError, match="cannot be opened"):
+        reader.read()
+    there.is_back = True
+    assert reader.read().total_bytes == 24 * GIB and not reader.is_missing
+    assert reader.errors().source == "NVML"
+    there.is_back = False
+    with pytest.raises(LlmError, match=r"^NVIDIA: Not Found"):  # lost again, as any card may be
+        reader.read()
+    reader.close()
+    assert there.closed
 
 
 # --- the doctor ------------------------------------------------------------------------------------------------------
@@ -259,7 +413,7 @@ def test_an_uninstalled_driver_or_a_persons_choice_ends_it(monkeypatch: pytest.M
 
 def test_the_doctor_says_of_a_lost_card_that_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And not that models go to host memory, as on a machine that never had one."""
-    remember_cards(tmp_path, [CARD])
+    remember_cards(tmp_path, [CARD, SECOND], kernel_boot_id())
     driver = Driver()
     driver.answer = NoCardError("driver not loaded", is_installed=True)
     monkeypatch.setattr(detect, "open_nvidia", driver.open)
@@ -269,4 +423,24 @@ def test_the_doctor_says_of_a_lost_card_that_it_is(monkeypatch: pytest.MonkeyPat
     assert found.problem is not None and "managed before" in found.problem.message
     assert "driver not loaded" in found.problem.message
     driver.answer = [Reader(CARD)]
-    assert find_cards(settings).cards == (CARD,)
+    found = find_cards(settings)
+    assert found.cards == (CARD,) and found.problem is None and found.xid_source == "NVML"
+    assert found.lost is not None and found.lost.details["card"] == SECOND.uuid
+    driver.answer = [Reader(CARD), Reader(SECOND)]
+    assert find_cards(settings).cards == (CARD, SECOND) and find_cards(settings).lost is None
+
+
+def test_the_doctor_says_that_nobody_knows_whether_there_was_a_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"{")
+    driver = Driver()
+    driver.answer = NoCardError("no such library")
+    monkeypatch.setattr(detect, "open_nvidia", driver.open)
+    for name in ("open_amd", "open_intel"):
+        monkeypatch.setattr(detect, name, driver.none)
+    found = find_cards(Settings(state_dir=tmp_path, card=CardChoice.AUTO))
+    assert found.unknown is not None and "host memory" in found.unknown.message
+    assert find_cards(Settings(state_dir=tmp_path, card=CardChoice.CPU)).unknown is None
+    (tmp_path / FILE_NAME).unlink()
+    assert find_cards(Settings(state_dir=tmp_path, card=CardChoice.AUTO)).unknown is None

@@ -55,10 +55,10 @@ for line in sys.stdin:
             known = [reader.card for reader in readers]
             [reader.close() for reader in readers]
             try:
-                readers = open_nvidia()
+                readers = open_nvidia(0.0, known)
             except (LlmError, NoCardError) as error:
                 readers = LostCards(open_nvidia, known, error, pause_s=0.0).readers()
-            answer = {"reader": type(readers[0]).__name__}
+            answer = {"reader": " ".join(type(reader).__name__ for reader in readers)}
         elif command == "cards":
             answer = {"cards": [dataclasses.asdict(reader.card) for reader in readers]}
         else:
@@ -310,6 +310,39 @@ def test_a_start_while_the_card_is_lost(nvml: FakeNvml, code: int | None) -> Non
     assert process.ask("errors")["returns"] == 1
     process.ask("close")
     process.end()
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_start_while_one_of_two_cards_is_lost(nvml: FakeNvml, is_listed: bool) -> None:
+    """The driver gives no handle of it, or does not even list it; the other one is read all the while."""
+    other = FakeCard(
+        uuid="GPU-00000002-1111-2222-3333-444444444444", pci="00000000:02:00", total_bytes=12288 * MIB
+    )
+    nvml.write(FakeCard(), other)
+    process = Asker(nvml.environment)
+    process.ask("open auto")
+    if is_listed:
+        nvml.lose(UUID)
+    else:
+        nvml.write(other)
+    assert process.ask("again") == {"reader": "MissingReader NvmlReader"}
+    for _ in range(3):
+        problem = process.ask(f"read {UUID}")
+        assert problem["code"] == "card_unreadable" and "managed before" in problem["detail"]
+        assert problem["details"]["card"] == UUID and problem["details"]["lost"] is True
+        assert process.ask(f"read {other.uuid}")["total_bytes"] == 12288 * MIB
+    nvml.write(FakeCard(), other)
+    assert process.ask(f"read {UUID}")["total_bytes"] == 24576 * MIB
+    assert process.ask(f"errors {UUID}")["returns"] == 1
+    assert process.ask(f"read {other.uuid}")["total_bytes"] == 12288 * MIB
+    nvml.lose(UUID)
+    assert (
+        "managed before" not in process.ask(f"read {UUID}")["detail"]
+    )  # lost while it was managed, as any card
+    process.ask(f"close {other.uuid}")
+    process.ask(f"close {UUID}")
+    process.end()
+    nvml.write(FakeCard())
 
 
 def test_an_uninitialised_library_is_initialised_again(nvml: FakeNvml, asker: Asker) -> None:

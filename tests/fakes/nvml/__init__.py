@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,17 +82,25 @@ class FakeCard:
         return rows + [f"  fail {function} {code}" for function, code in self.failures.items()]
 
 
+@functools.cache
+def _built_library() -> bytes:
+    """The library, by gcc; once in a process, for a run of tests wants it a hundred times."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory) / LIBRARY
+        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        subprocess.run([*command, f"-Wl,-soname,{LIBRARY}", "-o", str(made), str(SOURCE)], check=True)
+        return made.read_bytes()
+
+
 class FakeNvml:
     """The library in a directory of its own, and its state file."""
 
     def __init__(self, directory: Path) -> None:
-        """Build the library with gcc. Args: directory: made if missing."""
+        """Put the library there. Args: directory: made if missing."""
         self.library_dir = directory / "nvml"
         self.library_dir.mkdir(parents=True, exist_ok=True)
         self.state = directory / "nvml.state"
-        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        command += [f"-Wl,-soname,{LIBRARY}", "-o", str(self.library_dir / LIBRARY), str(SOURCE)]
-        subprocess.run(command, check=True)
+        (self.library_dir / LIBRARY).write_bytes(_built_library())
         self.write(FakeCard())
 
     @property
@@ -108,6 +118,19 @@ class FakeNvml:
         self.state.touch()
         with edited_state(self.state) as state:
             state[:] = lines
+
+    def grow(self, step_bytes: int) -> None:
+        """Let others take more and more of the first card, and begin anew, without end."""
+        self.settle(0)
+        with edited_state(self.state) as state:
+            state.insert(1 + state.index("device"), f"  growing {step_bytes}")
+
+    def settle(self, other_bytes: int) -> None:
+        """Let others hold so much of the first card, and stand still."""
+        with edited_state(self.state) as state:
+            state[:] = [line for line in state if line.split()[:1] != ["growing"]]
+            at = next(at for at, line in enumerate(state) if line.split()[:1] == ["other"])
+            state[at] = f"  other {other_bytes}"
 
     def fail(self, function: str, code: int) -> None:
         """Let a function return an error from now on, for all cards."""

@@ -13,6 +13,7 @@
  *   lost                             the card has fallen off the bus: every call for it fails, until this line has gone
  *                                    and the library has been shut down and initialised again
  *   total BYTES / reserved BYTES / other BYTES    "other": used by nobody in particular
+ *   growing BYTES                    others take as much more of it every 90 ms, 16 times, and then begin anew
  *   used BYTES / free BYTES          instead of the sums below (for absurd figures)
  *   utilisation GPU MEMORY / temperature CELSIUS / power MILLIWATT
  *   xid NUMBER SERIAL                an error; each serial is told once to every event set that is registered before it
@@ -54,7 +55,7 @@ struct device {
     struct { u64 number, serial; } xids[MAX_XIDS];
     unsigned link[4], mig[2];
     unsigned gpu_load, memory_load, temperature, power;
-    u64 total, reserved, other, used, free;
+    u64 total, reserved, other, growing, used, free;
     struct process processes[MAX_PROCESSES];
     struct failures failures;
 };
@@ -179,6 +180,8 @@ static void read_line(struct state *state, char *line)
         device->reserved = strtoull(rest, NULL, 10);
     else if (strcmp(line, "other") == 0)
         device->other = strtoull(rest, NULL, 10);
+    else if (strcmp(line, "growing") == 0)
+        device->growing = strtoull(rest, NULL, 10);
     else if (strcmp(line, "used") == 0)
         device->used = strtoull(rest, NULL, 10), device->has_used = 1;
     else if (strcmp(line, "free") == 0)
@@ -202,7 +205,7 @@ static void read_line(struct state *state, char *line)
 static void add_up(struct device *device)
 {
     if (!device->has_used) {
-        device->used = device->other;
+        device->used = device->other + device->growing * (now_ms() / 90 % 16);
         for (int i = 0; i < device->process_count; i++)
             if (device->processes[i].bytes != NOT_AVAILABLE)
                 device->used += device->processes[i].bytes;
