@@ -70,9 +70,13 @@ missing_packages() {
     command -v make >/dev/null || echo make
   fi
   if [ "$target" = debian ]; then
-    missing_for_deb
-    command -v lintian >/dev/null || echo lintian
+    # A release that there is no package for builds in a system of one that there is.
+    if [ -e "packaging/debian/bundle/$(codename).depends" ]; then
+      missing_for_deb
+      command -v lintian >/dev/null || echo lintian
+    fi
     command -v mmdebstrap >/dev/null || echo mmdebstrap
+    [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || echo debian-archive-keyring
     command -v systemd-nspawn >/dev/null || echo systemd-container
     command -v nsenter >/dev/null || echo util-linux
   fi
@@ -108,11 +112,13 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
   fi
 }
 
+# shellcheck source=/dev/null
+codename() { (. /etc/os-release && echo "${VERSION_CODENAME:-sid}"); }
+
 # Build-Depends of the package, and what the lists of the release add to them.
 missing_for_deb() {
   local lists=$root/packaging/debian/bundle codename package
-  # shellcheck source=/dev/null
-  codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-sid}")
+  codename=$(codename)
   [ -e "$lists/$codename.depends" ] || codename=trixie
   for package in build-essential debhelper python3-pip $(sed 's/ .*//' "$lists/$codename.depends"); do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"

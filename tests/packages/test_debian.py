@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +16,16 @@ import pytest
 from lllm3090d.version import VERSION
 from tests.packages import roots
 from tests.packages.machine import USER, Machine, booted
+from tests.packages.newer import calls_itself_newer
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(1500)]
 
 RELEASES = ("bookworm", "trixie")
 NEWER = f"{VERSION}+1"
 MODEL = "SmolLM2-135M-Instruct"
-PROGRAMS = ("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-buildpackage", "dh", "lintian")
+PROGRAMS = ("mmdebstrap", "systemd-nspawn", "nsenter")
+# Elsewhere they are in the root of that release.
+PROGRAMS_TO_BUILD_HERE = ("dpkg-buildpackage", "dh", "lintian")
 LEFT = {
     f"home/{USER}/.local",
     f"home/{USER}/.local/state",
@@ -45,7 +47,7 @@ class Built:
     Attributes:
         codename: of the release.
         package: of this tree.
-        newer: of the same tree, which calls itself newer.
+        newer: the same, which calls itself newer.
         told: all that lintian has to say.
     """
 
@@ -72,54 +74,33 @@ def only(directory: Path, pattern: str) -> Path:
 def built(request: pytest.FixtureRequest) -> Iterator[Built]:
     """Both packages; on the release that runs here in place, else in a root of the other."""
     codename: str = request.param
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    here = codename == own_codename()
+    wanted = PROGRAMS + (PROGRAMS_TO_BUILD_HERE if here else ())
+    missing = [name for name in wanted if shutil.which(name) is None]
     if os.geteuid() != 0 or missing:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'}: make test-packages")
-    sides = roots.BUILD / codename, roots.BUILD / f"{codename}-newer"
-    place = Path(tempfile.mkdtemp(prefix="build-", dir=ensured(roots.BUILD)))
-    try:
-        if codename != own_codename():
-            wanted = [*roots.FOR_BUILDING, *roots.dependencies(codename)]
-            roots.unpack(codename, wanted, place / "root")
+    with roots.workplace("building") as place:
+        output = place / "package"
+        if not here:
+            roots.unpack(codename, [*roots.FOR_BUILDING, *roots.dependencies(codename)], place / "root")
 
         def run(*command: str) -> str:
-            if codename == own_codename():
-                done = subprocess.run(
-                    command,
-                    cwd=roots.REPOSITORY,
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                )
+            if here:
+                done = roots.contained(command)
             else:
                 done = roots.inside(place / "root", "sh", "-c", 'cd /src && "$@"', "sh", *command)
             assert done.returncode == 0, f"{command}: {done.stdout}"
             return done.stdout
 
-        for side, version in zip(sides, (None, NEWER), strict=True):
-            below = str(side.relative_to(roots.REPOSITORY))
-            run("packaging/dev/build-deb", "--output", below, *(("--version", version) if version else ()))
-        changes = only(sides[0], "lllm3090_*.changes").relative_to(roots.REPOSITORY)
-        told = run(
-            "lintian",
-            "--allow-root",
-            "--tag-display-limit",
-            "0",
-            "--show-overrides",
-            "--fail-on=none",
-            str(changes),
-        )
-        package, newer = (only(side, "lllm3090_*.deb") for side in sides)
+        # Not pressed as hard as what is handed out, which takes most of a build.
+        build = ("packaging/dev/build-deb", "--output", str(output.relative_to(roots.REPOSITORY)))
+        run("env", "DPKG_DEB_COMPRESSOR_LEVEL=1", *build)
+        changes = only(output, "lllm3090_*.changes").relative_to(roots.REPOSITORY)
+        everything = ("--tag-display-limit", "0", "--show-overrides", "--fail-on=none")
+        told = run("lintian", "--allow-root", *everything, str(changes))
+        package = only(output, "lllm3090_*.deb")
+        newer = calls_itself_newer(package, NEWER, place)
         yield Built(codename, package, newer, told)
-    finally:
-        shutil.rmtree(place)
-
-
-def ensured(directory: Path) -> Path:
-    """A directory that is there."""
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 def test_lintian_has_neither_errors_nor_warnings(built: Built) -> None:
@@ -179,6 +160,12 @@ def test_its_life(machine: Machine, built: Built) -> None:
     )
     assert machine.done(USER, "systemctl --user is-enabled lllm3090d.socket").strip() == "enabled"
     assert machine.run(USER, "systemctl --user is-enabled lllm3090d.service").stdout.strip() == "disabled"
+    # The preset says the same, and systemd has made no unit of the desktops' entry, which starts nothing unasked.
+    machine.done(USER, "systemctl --user preset lllm3090d.service")
+    for unit, state in ((".service", "disabled"), (".socket", "enabled")):
+        assert machine.run(USER, f"systemctl --user is-enabled lllm3090d{unit}").stdout.strip() == state
+    assert (machine.root / "etc/xdg/autostart/lllm3090d.desktop").is_file()
+    assert machine.run(USER, "systemctl --user list-unit-files --no-legend 'app-lllm3090d*'").stdout == ""
     # Nothing else of this machine's Python is looked into.
     paths = machine.done(USER, "/usr/lib/lllm3090/bin/python3 -I -c 'import sys; print(sys.path)'")
     assert "/usr/local" not in paths
@@ -194,6 +181,7 @@ def test_its_life(machine: Machine, built: Built) -> None:
     machine.done("root", "ln -s /mnt/engine /opt/llama.cpp")
 
     machine.done(USER, "systemctl --user stop lllm3090d.socket lllm3090d.service")
+    assert machine.json(USER, "lllm3090ctl autostart --json") == {"started": False, "verdict": "not_enabled"}
     said = machine.done(
         USER,
         "busctl --user get-property org.lllm3090.Manager1 /org/lllm3090/Manager1 org.lllm3090.Manager1 Version",
@@ -212,9 +200,10 @@ def test_its_life(machine: Machine, built: Built) -> None:
     assert int(machine.done(USER, ASK)) > 0
     assert engine_of(machine) == engine
 
+    settings = conffiles(machine)
     machine.done("root", "dpkg -r lllm3090")
     assert_nothing_runs(machine, engine[0])
-    assert_only_state_is_left(machine, before)
+    assert_only_state_is_left(machine, before, settings)
 
     # It comes back as it was, and goes for good.
     machine.done("root", "dpkg -i /mnt/newer/*.deb")
@@ -252,12 +241,22 @@ def outlived(machine: Machine, processes: str) -> list[str]:
     ]
 
 
-def assert_only_state_is_left(machine: Machine, before: set[str]) -> None:
-    """Files: none is missing, and none is new but what the daemon has learnt."""
+def conffiles(machine: Machine) -> set[str]:
+    """What stays in /etc until a purge: a person may have changed it. With the directories that it is in."""
+    told = machine.done("root", "dpkg-query -W -f '${Conffiles}' lllm3090")
+    files = [Path(line.split()[0]).relative_to("/") for line in told.splitlines() if line.strip()]
+    return {str(path) for file in files for path in (file, *file.parents)} - {"."}
+
+
+def assert_only_state_is_left(
+    machine: Machine, before: set[str], settings: AbstractSet[str] = frozenset()
+) -> None:
+    """Files: none is missing, and none is new but what the daemon has learnt, and a package's settings."""
     after = machine.files()
     assert before - after == set()
     new = after - before
-    assert new >= LEFT
+    left = LEFT | (settings - before)
+    assert new >= left
     state = f"home/{USER}/.local/state/lllm3090/"
-    assert {name for name in new if not name.startswith(state)} == LEFT
+    assert {name for name in new if not name.startswith(state)} == left
     assert f"home/{USER}/models/{MODEL}/{MODEL}.gguf" in after
