@@ -15,6 +15,7 @@ import click
 from lllm3090ctl import clients, reach
 from lllm3090ctl.client import Client
 from lllm3090ctl.client_commands import key_option, load_option
+from lllm3090ctl.command_parts import command_body, name_argument
 from lllm3090ctl.completions import ANSWER_BROKE_OFF, Figures, Stream, finish_of, messages, text_of
 from lllm3090ctl.exits import ExitStatus
 from lllm3090ctl.failures import Failure
@@ -28,12 +29,11 @@ HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops a
 MOST_TOKENS = 1 << 24
 
 _Function = Callable[..., Any]
-_Command = Callable[..., Callable[[_Function], _Function]]
 
 
-def add_to(group: click.Group, command: _Command, name_argument: Callable[[_Function], _Function]) -> None:
-    """Add the command; arguments as of :func:`lllm3090ctl.client_commands.add_to`."""
-    group.command("chat")(name_argument(_options(command(streaming=True)(_chat))))
+def add_to(group: click.Group) -> None:
+    """Add the command to the group of all commands."""
+    group.command("chat")(name_argument(_options(command_body(streaming=True)(_chat))))
 
 
 def _options(function: _Function) -> _Function:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
 from lllm3090ctl.client import Client
+from lllm3090ctl.command_parts import command_body
 from lllm3090ctl.output import Screen
-
-_Function = Callable[..., Any]
-_Command = Callable[..., Callable[[_Function], _Function]]
 
 reload_option = click.option(
     "--no-reload",
@@ -22,8 +17,8 @@ reload_option = click.option(
 key_argument = click.argument("key", metavar="KEY")
 
 
-def add_to(group: click.Group, command: _Command) -> None:
-    """Add the group ``config`` to the group of all commands; ``command`` makes a function a command's body."""
+def add_to(group: click.Group) -> None:
+    """Add the group ``config`` to the group of all commands."""
 
     @group.group("config")
     def config() -> None:
@@ -42,13 +37,13 @@ def add_to(group: click.Group, command: _Command) -> None:
     optional_key = click.argument("key", metavar="[KEY]", required=False)
     values = click.argument("values", metavar="VALUE...", nargs=-1, required=True)
     file = click.argument("file", metavar="[FILE]", required=False)
-    config.command("show")(optional_key(all_option(command()(_show))))
-    config.command("get")(key_argument(command()(_get)))
-    config.command("set")(key_argument(values(reload_option(command()(_set)))))
-    config.command("unset")(key_argument(reload_option(command()(_unset))))
-    config.command("edit")(reload_option(command()(_edit)))
-    config.command("check")(file(command()(_check)))
-    config.command("schema")(command()(_schema))
+    config.command("show")(optional_key(all_option(command_body()(_show))))
+    config.command("get")(key_argument(command_body()(_get)))
+    config.command("set")(key_argument(values(reload_option(command_body()(_set)))))
+    config.command("unset")(key_argument(reload_option(command_body()(_unset))))
+    config.command("edit")(reload_option(command_body()(_edit)))
+    config.command("check")(file(command_body()(_check)))
+    config.command("schema")(command_body()(_schema))
 
 
 def _show(_client: Client, screen: Screen, *, key: str | None, changed: bool) -> int:

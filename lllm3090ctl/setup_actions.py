@@ -31,6 +31,8 @@ PORT_TAKEN = (
 )
 KEPT = "It was changed since setup wrote it. To have the shipped one, delete it and repeat lllm3090ctl setup. Changes"
 KEPT += " belong beside a unit: systemctl --user edit"
+KEPT_ENTRY = "It is not the one of setup, and stays as it is. To have the shipped one, delete it and repeat lllm3090ctl"
+KEPT_ENTRY += " setup."
 STAYS = "It was changed since setup wrote it, or was not written by setup. Delete it if you do not want it."
 
 
@@ -291,7 +293,8 @@ def _shown(done: Done, *, removing: bool) -> Iterator[Block]:
             continue
         line = f"{WORDS[step.action][would]}: {step.path}"
         if step.action is Action.KEEP:
-            yield Prose(clean(f"{line}. {STAYS if removing else KEPT}"), style=Style.DOUBTFUL)
+            kept = KEPT_ENTRY if step.path.suffix == ".desktop" else KEPT
+            yield Prose(clean(f"{line}. {STAYS if removing else kept}"), style=Style.DOUBTFUL)
         elif step.path in done.saved:
             yield Prose(
                 clean(f"{line}. It was not written by setup; what was there: {done.saved[step.path]}")

@@ -6,6 +6,7 @@ The files are those that a distribution installs (``lllm3090ctl/shipped``: links
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,15 @@ DAEMON = "lllm3090d"
 SHIPPED = Path(__file__).with_name("shipped")
 # What stands for the daemon in the units, as a distribution installs it.
 USUAL_PROGRAM = "/usr/bin/lllm3090d"
+# The same for the client, in what a desktop starts at login.
+CLIENT = "lllm3090ctl"
+USUAL_CLIENT = f"/usr/bin/{CLIENT}"
 BUS_NAME = "org.lllm3090.Manager1"
+# In a desktop entry: what comes after it is executed by a shell, as one word each.
+SHELL_FIRST = r'sh -c "exec \\"\\$0\\" \\"\\$@\\"" '
 UNSAFE = frozenset("\"'\\\x7f")
+# What stands for a byte of a path that is not UTF-8.
+UNDECODABLE = frozenset(map(chr, range(0xDC80, 0xDD00)))
 UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer"})
 # Where each shell looks without being told; zsh has to be.
 COMPLETIONS: Mapping[str, str] = {
@@ -38,7 +46,7 @@ class Places(NamedTuple):
 
     Attributes:
         home: HOME.
-        config: XDG_CONFIG_HOME, where systemd looks for units.
+        config: XDG_CONFIG_HOME, where systemd looks for units and a desktop for what to start.
         data: XDG_DATA_HOME, where D-Bus and shells look.
     """
 
@@ -52,6 +60,11 @@ class Places(NamedTuple):
         return self.config / "systemd" / "user"
 
     @property
+    def autostart(self) -> Path:
+        """Of desktops: what is started at login."""
+        return self.config / "autostart"
+
+    @property
     def manual(self) -> Path:
         """Of man, which looks beside the directories of PATH, so not where XDG_DATA_HOME says."""
         return self.home / ".local" / "share" / "man"
@@ -59,7 +72,7 @@ class Places(NamedTuple):
     @property
     def roots(self) -> tuple[Path, ...]:
         """Everything that setup writes is below one of these."""
-        return self.units, self.data, self.manual
+        return self.units, self.autostart, self.data, self.manual
 
     @property
     def own(self) -> Path:
@@ -68,15 +81,24 @@ class Places(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file as it should be."""
+    """A file as it should be.
+
+    Attributes:
+        path: of it.
+        content: of it.
+        yields: what a person has put there stays, and is their decision: an entry that turns the one of a package off.
+    """
 
     path: Path
     content: bytes
+    yields: bool = False
 
 
 def places(environment: Mapping[str, str]) -> Places:
     """Those of the XDG base directories; a relative one counts as not set, as the specification has it."""
-    home = Path(environment.get("HOME") or Path.home())
+    home = Path(environment.get("HOME", ""))
+    if not home.is_absolute():
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
 
     def base(variable: str, usual: str) -> Path:
         told = Path(environment.get(variable, ""))
@@ -133,14 +155,15 @@ def executable(path: Path) -> str:
 
     Raises:
         Failure: ``path_unusable``: systemd starts no program whose path has a quote, a backslash or a control
-            character.
+            character, and reads no unit that is not UTF-8.
     """
     text = str(path)
-    if any(character in UNSAFE or ord(character) < 32 for character in text):
+    if any(character in UNSAFE or ord(character) < 32 or character in UNDECODABLE for character in text):
         raise own_failure(
             "path_unusable",
             "systemd cannot start this",
-            f"The path of the daemon has a quote, a backslash or a control character: {text!r}.",
+            "The path of the daemon has a quote, a backslash or a control character, or is not UTF-8:"
+            f" {text!r}.",
             exit_status=ExitStatus.CONFIG,
             hint="Install lllm3090 at another place.",
         )
@@ -150,6 +173,25 @@ def executable(path: Path) -> str:
 def with_program(text: str, path: Path) -> str:
     """A unit that starts this program instead of the usual one."""
     return text.replace(f"ExecStart={USUAL_PROGRAM}", f"ExecStart={executable(path)}")
+
+
+def with_client(text: str, path: Path) -> str:
+    """A desktop entry that starts this client instead of the usual one.
+
+    Quoted as the Desktop Entry Specification has it ("The Exec key"): in quotes, with a backslash, which is written
+    twice, before what a quoted argument escapes, and percent signs doubled. TryExec is a plain string.
+
+    Raises:
+        Failure: ``path_unusable``, as of :func:`executable`.
+    """
+    executable(path)
+    quoted = str(path).replace("%", "%%").replace("$", r"\\$").replace("`", r"\\`")
+    # The specification has no program with an equals sign, and GLib finds none with a percent sign; arguments may
+    # have both.
+    first = SHELL_FIRST if {"%", "="} & set(str(path)) else ""
+    return text.replace(f"TryExec={USUAL_CLIENT}", f"TryExec={path}").replace(
+        f"\nExec={USUAL_CLIENT}", f'\nExec={first}"{quoted}"'
+    )
 
 
 def wanted(where: Places, daemon: Path, shipped: Path = SHIPPED) -> tuple[File, ...]:
@@ -164,6 +206,15 @@ def wanted(where: Places, daemon: Path, shipped: Path = SHIPPED) -> tuple[File, 
         File(where.units / file.name, with_program(file.read_text("utf-8"), daemon).encode())
         for file in (shipped / "systemd").iterdir()
         if file.suffix in UNIT_SUFFIXES
+    ]
+    files += [
+        File(
+            where.autostart / file.name,
+            with_client(file.read_text("utf-8"), daemon.with_name(CLIENT)).encode(),
+            yields=True,
+        )
+        for file in (shipped / "login").iterdir()
+        if file.suffix == ".desktop"
     ]
     bus = where.data / "dbus-1"
     files += [File(bus / "services" / file.name, file.read_bytes()) for file in (shipped / "dbus").iterdir()]

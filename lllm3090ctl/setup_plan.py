@@ -22,7 +22,7 @@ class Action(enum.StrEnum):
     REPLACE = "replace"  # setup wrote it, and nobody has changed it since
     SAVE = "save"  # somebody else's: it is moved to a place that is told, then written
     SAME = "same"
-    KEEP = "keep"  # the person has changed it, or put a link there
+    KEEP = "keep"  # the person has changed it, or put a link, or an entry of their own, there
     REMOVE = "remove"
 
 
@@ -136,7 +136,7 @@ def _installed(file: File, there: Found | None, written: str | None) -> Step:
         return Step(file.path, Action.CREATE, file.content)
     if there.digest == digest(file.content):
         return Step(file.path, Action.SAME)
-    if there.is_link:
+    if there.is_link or (written is None and file.yields):
         return Step(file.path, Action.KEEP)
     if written is None:
         return Step(file.path, Action.SAVE, file.content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lllm3090ctl.exits import ExitStatus
@@ -48,6 +48,18 @@ def is_enabled(unit: str) -> bool:
 def is_masked(unit: str) -> bool:
     """Whether the person wants it never to start."""
     return _file_state(unit).startswith("masked")
+
+
+def told_of(properties: Sequence[str], *units: str) -> tuple[Mapping[str, str], ...] | None:
+    """Properties of units, in the order of these; None without a user manager. What is not set is left out."""
+    told = _run("show", f"--property={','.join(properties)}", *units, limit_s=ANSWER_S)
+    blocks = told.strip().split("\n\n") if told is not None else []
+    if len(blocks) != len(units):
+        return None
+    return tuple(
+        {key: value for key, found, value in (line.partition("=") for line in block.splitlines()) if found}
+        for block in blocks
+    )
 
 
 def _file_state(unit: str) -> str:

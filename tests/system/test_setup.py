@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from tests.system.harness import (
     REPOSITORY,
     SOCKET_UNIT,
     eventually,
+    free_port,
     model_units,
     properties,
     systemctl,
@@ -41,6 +41,7 @@ SOURCES = (
     "packaging/completions",
     "packaging/man",
     "packaging/dbus",
+    "packaging/login",
 )
 TEXTS = ("pyproject.toml", "README.md", "LICENSE")
 NEXT = "99.0.0"
@@ -122,12 +123,6 @@ class Installation:
             for path in self.home.rglob("*")
             if not path.is_relative_to(self.venv.parent)
         }
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

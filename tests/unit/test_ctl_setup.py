@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 import tomllib
@@ -87,6 +88,11 @@ def test_places(variables: Mapping[str, str], expected: Places) -> None:
     assert places({"HOME": "/h", **variables}) == expected
 
 
+@pytest.mark.parametrize("variables", [{}, {"HOME": ""}, {"HOME": "relative"}])
+def test_a_home_that_is_none_is_the_one_of_the_account(variables: Mapping[str, str]) -> None:
+    assert places(variables).home == Path(pwd.getpwuid(os.getuid()).pw_dir)
+
+
 def test_man_pages_are_where_man_looks_wherever_data_is() -> None:
     files = {file.path for file in wanted(Places(Path("/h"), Path("/c"), Path("/d")), PROGRAM)}
     assert Path("/h/.local/share/man/man1/lllm3090ctl.1") in files
@@ -113,7 +119,7 @@ def test_paths_are_quoted_for_systemd(path: str, word: str) -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["/a\nb", '/a"b', "/a'b", "/a\\b", "/a\x7fb"])
+@pytest.mark.parametrize("path", ["/a\nb", '/a"b', "/a'b", "/a\\b", "/a\x7fb", os.fsdecode(b"/a\xff")])
 def test_a_path_that_no_unit_can_name_is_refused(path: str) -> None:
     with pytest.raises(Failure) as caught:
         executable(Path(path))
@@ -168,6 +174,9 @@ def test_installing_one_file(
     steps = installing([File(A, NEW)], {} if found is None else {A: found}, known)
     assert [(step.path, step.action) for step in steps] == [(A, action)]
     assert (steps[0].content == NEW) is steps[0].changes
+    # An entry of a desktop: somebody's own, which turns a package's off, is no obstacle but a decision.
+    (entry,) = installing([File(A, NEW, yields=True)], {} if found is None else {A: found}, known)
+    assert entry.action is (Action.KEEP if action is Action.SAVE else action)
 
 
 @pytest.mark.parametrize(
@@ -422,6 +431,45 @@ def test_what_somebody_else_wrote_is_saved_and_told(tmp_path: Path) -> None:
     saved = tmp_path / ".local/share/lllm3090/saved/lllm3090d.service"
     assert f"replaced: {unit}. It was not written by setup; what was there: {saved}" in done.stdout
     assert "mine" in saved.read_text() and "mine" not in unit.read_text()
+
+
+def test_an_autostart_entry_that_was_turned_off_stays_so(tmp_path: Path) -> None:
+    """Before there was a manifest, after it, and after a removal; all else is written and taken away."""
+    entry = tmp_path / ".config/autostart/lllm3090d.desktop"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("[Desktop Entry]\nHidden=true\n")
+    present = tree(tmp_path)
+    for _ in range(2):
+        done = setup(tmp_path)
+        assert done.returncode == 0 and f"kept: {entry}. It is not the one of setup" in done.stdout
+    assert setup(tmp_path, "--remove").returncode == 0
+    assert tree(tmp_path) == present
+    entry.unlink()
+    assert setup(tmp_path).returncode == 0
+    entry.write_text(entry.read_text() + "Hidden=true\n")
+    for arguments in ((), ("--remove",), ()):
+        assert f"kept: {entry}." in setup(tmp_path, *arguments).stdout
+    assert entry.read_text().endswith("Hidden=true\n")
+
+
+def test_what_this_release_brings_is_written_where_an_older_one_was_set_up(tmp_path: Path) -> None:
+    setup(tmp_path)
+    file, entry = (
+        tmp_path / ".local/share/lllm3090/setup.json",
+        tmp_path / ".config/autostart/lllm3090d.desktop",
+    )
+    document = json.loads(file.read_text())
+    del document["files"][str(entry)]
+    document["directories"].remove(str(entry.parent))
+    document["build"] = "an older one"
+    file.write_text(json.dumps(document))
+    entry.unlink()
+    entry.parent.rmdir()
+    done = json.loads(setup(tmp_path, "--json").stdout)
+    assert [each["path"] for each in done["files"] if each["action"] != "same"] == [str(entry)]
+    assert not json.loads(setup(tmp_path, "--json").stdout)["changed"]
+    setup(tmp_path, "--remove")
+    assert tree(tmp_path) == {}
 
 
 def test_a_masked_unit_stays_masked(tmp_path: Path) -> None:
