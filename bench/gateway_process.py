@@ -30,7 +30,7 @@ from lllm3090d.gateway.house import Served
 from lllm3090d.gateway.port import Address, Port, bind
 from lllm3090d.gateway.record import Record
 from lllm3090d.gateway.upstream import Engine
-from lllm3090d.serving.daemon import Answer
+from lllm3090d.serving.answers import Answer
 from lllm3090d.serving.events import CancelDone
 from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.readiness import cgroups_of
@@ -62,6 +62,22 @@ class OneModel:
         """There is no other."""
         raise LlmError(ErrorCode.UNKNOWN_MODEL, f"There is no model {name}.", hint=f"Ask for {MODEL}.")
 
+    def promised(self, name: str) -> Purpose:
+        """It generates text."""
+        return Purpose.CHAT
+
+    async def comes_back(self, name: str, run: str) -> bool:
+        """It never ends."""
+        return False
+
+    def held_back(self, name: str, within_s: float) -> LlmError | None:
+        """Nothing is."""
+        return None
+
+    def has_ended(self, name: str) -> bool:
+        """Nothing is started again here."""
+        return False
+
     async def purpose(self, name: str) -> Purpose:
         """It generates text."""
         return Purpose.CHAT
@@ -69,7 +85,7 @@ class OneModel:
     async def lease(self, name: str, lease: str) -> Served:
         """Keep it."""
         self.leases.add(lease)
-        return Served(name, "run", self._engine, self._slots, 4096, lease)
+        return Served(name, "run", self._engine, self._slots, 4096, lease, Purpose.CHAT)
 
     def give_back(self, lease: str, keep_alive_s: float | None = None) -> None:
         """A request has ended."""

@@ -51,7 +51,7 @@ UP = frozenset({"ready", "busy"})
 ON_THE_WAY_DOWN = frozenset({"stopping", "releasing"})
 FAKE_LOAD_S = 3.0
 UNLOAD_S = 0.06
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 RETRY_S = 0.002
 
 

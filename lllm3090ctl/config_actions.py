@@ -178,7 +178,7 @@ def _tell(
     }
     blocks: Sequence[Block] = [
         Prose(f"{clean(file.shown)} was written."),
-        *config_views.changes(after, [*changed, *outranked], applied),
+        *config_views.changes(after, [*changed, *outranked], applied, before.settings),
     ]
     screen.result(document, blocks)
     return ExitStatus.OK

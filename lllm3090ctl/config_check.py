@@ -99,11 +99,12 @@ def invalid(checked: Checked, file: str, untouched: bool = False) -> Failure:
         untouched: it was not written.
     """
     problems = [each.replace(STDIN, file) for each in checked.problems]
-    end = ". Nothing was changed" if untouched else ""
+    said = "; ".join(problems)
+    said += "" if said.endswith("?") else "."
     return own_failure(
         "config_invalid",
         "The settings are not valid",
-        "; ".join(problems) + end + ".",
+        said + (" Nothing was changed." if untouched else ""),
         exit_status=ExitStatus.CONFIG,
         hint=checked.hint,
         details={"file": file, "problems": problems},

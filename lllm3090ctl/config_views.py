@@ -27,6 +27,9 @@ ADVICE = {
     "next-login": "What is loaded now stays as it is.",
     "next-start": f"Restart it; models go on running: {RESTART}",
 }
+SECTIONS = "models"
+# What a section says that counts from when the setting does which says it of all models.
+AS_SETTING = {"aliases": "aliases", "idle_ttl_s": "idle_ttl_of", "autoload": "autoload"}
 WHOSE = {
     "manager": "The daemon does not run; its variables are those that systemd would start it with.",
     "shell": "Variables were taken from this shell, as systemd could not be asked for those of the daemon.",
@@ -61,28 +64,50 @@ def whose(checked: Checked) -> list[Block]:
     return [Prose(WHOSE[checked.environment])] if checked.environment in WHOSE else []
 
 
-def changes(checked: Checked, settings: Iterable[Setting], applied: str) -> list[Block]:
+def changes(
+    checked: Checked, settings: Iterable[Setting], applied: str, before: Mapping[str, Setting]
+) -> list[Block]:
     """From when changed settings count.
 
     Args:
         checked: after the change.
         settings: those that were changed, as they are now.
         applied: one of :data:`lllm3090ctl.config_apply.APPLIED`.
+        before: all settings before the change.
     """
     blocks: list[Block] = []
+    counting: dict[str, list[str]] = {}
     for each in settings:
         if each.origin == "environment":
             said = f"{each.variable} is set to {value_text(each.value)} in the daemon's environment"
             blocks.append(Prose(f"{said}, and outranks the file.", style=Style.DOUBTFUL))
-        elif applied == "reloaded":
-            when = COUNTS_FROM.get(each.takes_effect, each.takes_effect)
-            advice = ADVICE.get(each.takes_effect)
-            blocks.append(Prose(f"{each.key} counts from {when}." + (f" {advice}" if advice else "")))
+        elif each.key == SECTIONS:
+            for member in _changed_members(before.get(SECTIONS), each):
+                takes_effect = (
+                    checked.settings[AS_SETTING[member]].takes_effect if member in AS_SETTING else ""
+                )
+                counting.setdefault(takes_effect or each.takes_effect, []).append(f"{SECTIONS} ({member})")
+        else:
+            counting.setdefault(each.takes_effect, []).append(each.key)
+    for takes_effect, keys in counting.items() if applied == "reloaded" else ():
+        names = keys[0] if len(keys) == 1 else f"{', '.join(keys[:-1])} and {keys[-1]}"
+        when = f"count{'s' if len(keys) == 1 else ''} from {COUNTS_FROM.get(takes_effect, takes_effect)}."
+        blocks.append(Prose(" ".join(filter(None, (names, when, ADVICE.get(takes_effect))))))
     if applied == "not_running":
         blocks.append(Prose("The daemon does not run: it will read this at its start."))
     elif applied == "left":
         blocks.append(Prose("The daemon has not been told: systemctl --user reload lllm3090d"))
     return [*blocks, *(whose(checked) if checked.environment == "shell" else [])]
+
+
+def _changed_members(before: Setting | None, now: Setting) -> list[str]:
+    """What sections of models say otherwise than before, by the names of members."""
+    found: set[str] = set()
+    old, new = (each.value if each and isinstance(each.value, Mapping) else {} for each in (before, now))
+    for name in old.keys() | new.keys():
+        was, now_is = old.get(name, {}), new.get(name, {})
+        found |= {member for member in was.keys() | now_is.keys() if was.get(member) != now_is.get(member)}
+    return sorted(found)
 
 
 def changed(before: Mapping[str, Setting], after: Mapping[str, Setting]) -> list[Setting]:

@@ -38,6 +38,7 @@ MACHINE = (sys.executable, "-P", "-m", "lllm3090d", "--doctor")
 RESTART = "Models go on running: systemctl --user restart lllm3090d"
 # Members of the daemon's status that say what is wrong there.
 PROBLEMS = (
+    "cards_problem",
     "engine_problem",
     "engine_choice_problem",
     "state_problem",

@@ -200,7 +200,8 @@ def _head(view: Document) -> Iterator[tuple[str, str]]:
     card = view.maybe_child("card")
     yield "card", card_line(card) if card else ""
     verdict = view.maybe_text("verdict") or ""
-    yield "verdict", f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else verdict
+    known = VERDICTS | ({"ok": "it fits"} if view.maybe_text("purpose") in PURPOSES else {})
+    yield "verdict", f"{verdict}: {known[verdict]}" if verdict in known else verdict
     yield "context", context_text(view)
     limit = view.maybe_child("limit")
     yield "limited by", limit.text("text") if limit else view.text("capped_by")

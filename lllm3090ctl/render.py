@@ -101,6 +101,7 @@ def status(view: Document, socket_path: str) -> list[Block]:
     lines: list[Block] = [*prose_pairs([row for row in rows if row[1]])]
     for owner, problem in (
         ("card", card.maybe_child("problem")),
+        ("cards", view.maybe_child("cards_problem") if view.has("cards_problem") else None),
         ("engine", view.maybe_child("engine_problem")),
         ("engine", _engine_problem(view)),
         ("engine", view.maybe_child("engine_choice_problem")),
@@ -121,8 +122,8 @@ def status(view: Document, socket_path: str) -> list[Block]:
         lines += other_engines(view.children("running_engines"))
     lines.append("")
     lines.append(_instance_table(views) if views else "No model is loaded.")
-    lines += [*_instance_failures(views), *pending(view), *wanted.lines(view), *units.foreign_units(view)]
-    lines += card_released(view)
+    lines += [*_instance_failures(views), *pending(view), *wanted.waits(view), *wanted.lines(view)]
+    lines += [*units.foreign_units(view), *card_released(view)]
     return [*lines, *(suspend.lines(sleep) if sleep else ())]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lllm3090ctl.documents import Document
-from lllm3090ctl.text import Block, Column, Prose, Table, clean
+from lllm3090ctl.text import Block, Column, Prose, Table, clean, duration
 
 COLUMNS = (
     Column("AUTOLOAD"),
@@ -13,6 +13,17 @@ COLUMNS = (
 )
 AS_SET = "as the settings say"
 NOTHING = "No model is loaded at a login. Mark one: lllm3090ctl autoload NAME"
+
+
+def waits(view: Document) -> list[Block]:
+    """That models of a login wait for the desktop, for what, and until when."""
+    wait = view.maybe_child("autoload_wait") if view.has("autoload_wait") else None
+    if wait is None:
+        return []
+    for_s, left_s = duration(wait.real("waiting_s")), duration(wait.real("remaining_s"))
+    told = "What is to be loaded at this login waits for the desktop to settle"
+    since, why = clean(wait.text("since")), clean(wait.text("why"))
+    return [Prose(f"{told}, since {since} ({for_s}), for {left_s} more at most: {why}.")]
 
 
 def lines(view: Document) -> list[Block]:

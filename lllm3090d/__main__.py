@@ -114,10 +114,11 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
     from lllm3090d.bus.thread import BusThread  # noqa: PLC0415
     from lllm3090d.engines.process import HELPERS  # noqa: PLC0415
     from lllm3090d.gateway.service import GatewayService  # noqa: PLC0415
-    from lllm3090d.gpus.detect import open_cards  # noqa: PLC0415
+    from lllm3090d.gpus.detect import open_cards, unknown_problem  # noqa: PLC0415
     from lllm3090d.gpus.known_cards import recall_cards, remember_cards  # noqa: PLC0415
     from lllm3090d.notify import Notifier, watchdog_limit_s  # noqa: PLC0415
     from lllm3090d.serving.daemon import Daemon  # noqa: PLC0415
+    from lllm3090d.serving.sleep_set import kernel_boot_id  # noqa: PLC0415
     from lllm3090d.serving.unit_spec import UNIT_PATTERN  # noqa: PLC0415
     from lllm3090d.surfaces.accepting import Accepting  # noqa: PLC0415
     from lllm3090d.surfaces.control import ControlApi  # noqa: PLC0415
@@ -152,10 +153,11 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
         stack.callback(listening.close)
         logind = await Logind.connect()
         stack.push_async_callback(logind.close)
-        readers = open_cards(settings.card, known=recall_cards(settings.state_dir))
+        boot_id, known = kernel_boot_id(), recall_cards(settings.state_dir)
+        readers = open_cards(settings.card, known=known, boot_id=boot_id)
         for reader in readers:
             stack.callback(reader.close)
-        remember_cards(settings.state_dir, [reader.card for reader in readers])
+        remember_cards(settings.state_dir, [reader.card for reader in readers], boot_id)
         daemon = Daemon(
             settings=settings,
             config_file=config_file,
@@ -163,7 +165,9 @@ async def run(  # noqa: PLR0915  # start-up is one list, in order
             bus=bus,
             manager=manager,
             logind=logind,
+            seats=logind,
         )
+        daemon.cards_problem = unknown_problem(readers, known, settings.card)
         loop.set_exception_handler(Accepting(daemon.tell_shortage, time.monotonic))
         await daemon.start()
         api = ControlApi(daemon, manager.version)

@@ -91,6 +91,7 @@ class ErrorCode(enum.StrEnum):
     WRONG_PURPOSE = "wrong_purpose"
     TOO_MANY_REQUESTS = "too_many_requests"
     MODEL_NOT_READY = "model_not_ready"
+    MODEL_LATCHED = "model_latched"
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_MEDIA = "unsupported_media"
     API_KEY_WRONG = "api_key_wrong"
@@ -169,6 +170,7 @@ KINDS: Mapping[ErrorCode, ErrorKind] = _kinds(
     (ErrorCode.WRONG_PURPOSE, "The model does not serve this", 400, ExitStatus.USAGE),
     (ErrorCode.TOO_MANY_REQUESTS, "Too many requests wait", 429, ExitStatus.REFUSED),
     (ErrorCode.MODEL_NOT_READY, "The model is not ready", 503, ExitStatus.REFUSED),
+    (ErrorCode.MODEL_LATCHED, "The model stays down", 503, ExitStatus.REFUSED),
     (ErrorCode.BODY_TOO_LARGE, "The request is too large", 413, ExitStatus.USAGE),
     (ErrorCode.UNSUPPORTED_MEDIA, "The request is of a kind that is not read", 415, ExitStatus.USAGE),
     (ErrorCode.API_KEY_WRONG, "The key is missing or wrong", 401, ExitStatus.FORBIDDEN),

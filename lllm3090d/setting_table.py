@@ -39,6 +39,7 @@ TAKES_EFFECT: Mapping[str, TakesEffect] = {
     "aliases": _NOW,
     "extra_arguments": _LOAD,
     "autoload": TakesEffect.NEXT_LOGIN,
+    "autoload_wait_s": _NOW,
     "card": _START,
     "desktop": _NOW,
     "driver_reserve_mib": _NOW,

@@ -6,7 +6,6 @@ An unknown key or a bad value is an error that names the file, the key and what 
 
 from __future__ import annotations
 
-import difflib
 import enum
 import ipaddress
 import json
@@ -27,8 +26,10 @@ from lllm3090d.model_settings import ModelSettings, conflict
 from lllm3090d.planning.cache import CacheType
 from lllm3090d.planning.request import Drafting, Offload, ProjectorPlace
 from lllm3090d.planning.slots import SlotPolicy
+from lllm3090d.setting_faults import fault
+from lllm3090d.setting_faults import unknown as unknown_setting
 
-SHOWN_CHARACTERS = 200  # of a value that is refused
+IN_ONE_TEXT = "with commas between them"  # in the description of every setting that is a list
 ENVIRONMENT_PREFIX = "LLLM3090_"
 PINNED_ENGINE = "b11434"  # upstream tag whose memory layout this release of the daemon knows to the byte
 # Set for programs around the daemon (installer, client, tests), so not mistaken for a misspelt setting.
@@ -201,6 +202,11 @@ class Settings(BaseModel):
         default="",
         description="models that are loaded at every login, in this order, with commas between them; beside those that"
         " were marked by command",
+    )
+    autoload_wait_s: SecondsOrNone = Field(
+        default=60.0,
+        description="seconds that models of a login wait at most until the desktop has settled, where there is one; 0"
+        " for no wait",
     )
     card: CardChoice = Field(default=CardChoice.AUTO, description="which memory is managed")
     desktop: Desktop = Field(
@@ -597,9 +603,7 @@ def load_settings(config_file: Path | None = None, environment: Mapping[str, str
     try:
         return _with_sections(Settings.model_validate(values))
     except ValidationError as error:
-        problems = [
-            _problem(item, origin) for item in error.errors(include_url=False, include_context=False)
-        ]
+        problems = [_fault(item, origin) for item in error.errors(include_url=False, include_context=False)]
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             "; ".join(problems),
@@ -643,7 +647,7 @@ def file_problems(config_file: Path, environment: Mapping[str, str] | None = Non
     except ValidationError as error:
         origin = {key: f"{config_file}: {key}" for key in values}
         return tuple(
-            _problem(item, origin)
+            _fault(item, origin)
             for item in error.errors(include_url=False, include_context=False)
             if item["loc"] and item["loc"][0] in outranked.keys() & values.keys()
         )
@@ -667,7 +671,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         ) from error
     unknown = [key for key in values if key not in SETTING_KEYS]
     if unknown:
-        problems = [_unknown_key(key, f"{file}: {key}", SETTING_KEYS) for key in unknown]
+        problems = [unknown_setting(key, f"{file}: {key}", SETTING_KEYS) for key in unknown]
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             "; ".join(problems),
@@ -695,7 +699,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
             values[key] = text
     if unknown:
         names = tuple(ENVIRONMENT_PREFIX + key.upper() for key in SETTING_KEYS)
-        problems = [_unknown_key(name, f"environment: {name}", names) for name in unknown]
+        problems = [unknown_setting(name, f"environment: {name}", names) for name in unknown]
         raise LlmError(
             ErrorCode.SETTINGS_INVALID,
             "; ".join(problems),
@@ -716,22 +720,13 @@ def _json_table(name: str, text: str, example: str) -> Any:
         ) from error
 
 
-def _unknown_key(key: str, where: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    guess = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-    return f"{where} is not a setting{guess}"
-
-
-def _problem(item: Any, origin: Mapping[str, str]) -> str:
-    key = str(item["loc"][0]) if item["loc"] else ""
-    where = ".".join([origin.get(key, key), *map(str, item["loc"][1:])])
-    return f"{where} = {_shown(item.get('input'))} is not valid: {item['msg']}"
-
-
-def _shown(value: Any) -> str:
-    """A value as it was written, or the beginning of a long one."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+def _fault(item: Any, origin: Mapping[str, str]) -> str:
+    lists = [key for key, field in Settings.model_fields.items() if IN_ONE_TEXT in (field.description or "")]
+    members = {
+        "models": tuple(ModelSettings.model_fields),
+        "gateway_reasoning": tuple(ReasoningOf.model_fields),
+    }
+    return fault(item, origin, members, lists)
 
 
 def setting_kind(key: str) -> str:

@@ -40,7 +40,15 @@ from lllm3090d.wire_plans import (
 from lllm3090d.wire_requests import RequestView
 from lllm3090d.wire_sleep import SuspendView
 from lllm3090d.wire_types import Name, Request, Response, Token
-from lllm3090d.wire_wanted import Autoload, AutoloadBody, MarkOrigin, MarkView, WantedView
+from lllm3090d.wire_wanted import (
+    Autoload,
+    AutoloadBody,
+    AutoloadWaitView,
+    Awaited,
+    MarkOrigin,
+    MarkView,
+    WantedView,
+)
 
 __all__ = [
     "MOST_URI_CHARACTERS",
@@ -48,6 +56,8 @@ __all__ = [
     "ActorKind",
     "Autoload",
     "AutoloadBody",
+    "AutoloadWaitView",
+    "Awaited",
     "BudgetLineView",
     "CancelBody",
     "Cancelled",
@@ -594,6 +604,10 @@ class Status(Response):
     started: str
     systemd_version: str
     card: CardView
+    cards_problem: dict[str, Any] | None = Field(
+        default=None,
+        description="why one of the other cards gives nothing, or why nobody knows whether there is a card",
+    )
     engine: EngineView | None
     engine_problem: dict[str, Any] | None = None
     engine_choice: str | None = Field(default=None, description="name of the build that was chosen")
@@ -627,6 +641,9 @@ class Status(Response):
     released: bool = Field(default=False, description="the card is released: loads are refused until resume")
     wanted: tuple[WantedView, ...] = Field(
         default=(), description="models that are wanted, or loaded at every login, and have no instance"
+    )
+    autoload_wait: AutoloadWaitView | None = Field(
+        default=None, description="models of a login wait until the desktop has settled; null: none does"
     )
     suspend: SuspendView | None = Field(
         default=None, description="what becomes of models when the machine is suspended"

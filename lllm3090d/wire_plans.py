@@ -333,6 +333,11 @@ class PlanView(Response):
         description="of several cards those that it is on, in the order of the engine's devices, the main one last",
     )
     verdict: Verdict | None = Field(default=None, description="what becomes of the model, in a word")
+    given_back_bytes: int | None = Field(
+        default=None,
+        description="of a model that is loaded: what it is charged on the cards, counted as given back before it is"
+        " loaded anew; null where it is not loaded",
+    )
     evidence: Evidence | None = Field(
         default=None,
         description="the weakest of the items on the card; engine where a dry run alone priced it",

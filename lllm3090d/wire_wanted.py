@@ -26,6 +26,24 @@ class WantedView(Response):
     )
 
 
+class Awaited(enum.StrEnum):
+    """What models of a login wait for; clients must show unknown ones by name."""
+
+    SESSION = "session"  # a graphical session, which may come
+    TARGET = "target"  # graphical-session.target
+    MEMORY = "memory"  # what other programs hold of the cards, until it stands still
+
+
+class AutoloadWaitView(Response):
+    """Models that are loaded at every login wait until the desktop has settled."""
+
+    awaited: Awaited = Field(description="what is waited for now")
+    why: str = Field(description="the same for a person")
+    since: str = Field(description="since when, UTC")
+    waiting_s: float
+    remaining_s: float = Field(description="how long still at most; then they are loaded all the same")
+
+
 class MarkOrigin(enum.StrEnum):
     """Who marks a model for every login; clients must show unknown ones by name."""
 

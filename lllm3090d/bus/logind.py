@@ -20,22 +20,21 @@ from typing import Any, Self
 from gi.repository import GLib
 
 from lllm3090d.bus.messages import Match, RemoteError, Signal, Target, timed_out
+from lllm3090d.bus.seats import GRAPHICAL_TYPES, NAME, PATH, SeatScene, seat_scene
 from lllm3090d.bus.thread import BusState, BusThread
 from lllm3090d.errors import ErrorCode, LlmError
 
 log = logging.getLogger(__name__)
 
-NAME = "org.freedesktop.login1"
-PATH = "/org/freedesktop/login1"
 MANAGER_INTERFACE = NAME + ".Manager"
 MANAGER = Target(NAME, PATH, MANAGER_INTERFACE)
 PROPERTIES = Target(NAME, PATH, "org.freedesktop.DBus.Properties")
 WHO = "lllm3090d"
 DEFAULT_DELAY_S = 5.0  # InhibitDelayMaxSec= of logind
 CALL_TIMEOUT_S = 3.0
+LOST = "the system bus is lost"
 # A logind that is there and does not answer is asked again, first and last pause.
 AGAIN_FIRST_S, AGAIN_LAST_S = 2.0, 60.0
-GRAPHICAL_TYPES = frozenset({"x11", "wayland", "mir"})
 
 
 class SleepNews(enum.Enum):
@@ -66,6 +65,7 @@ class Logind:
         self._doubted = False  # logind was away: one that was restarted may know nothing of our lock
         self._closed = False
         self._absence: LlmError | None = None
+        self._is_silent = False  # it is there, and did not answer when it was asked last
         self._refusal: LlmError | None = None
         self._again: asyncio.TimerHandle | None = None
         self._pause_s = AGAIN_FIRST_S
@@ -114,19 +114,22 @@ class Logind:
 
     async def look(self) -> bool | None:
         """Ask whether a sleep is being prepared or under way; None where nobody can tell, which is said once."""
-        if not self._bus.connected:
+        if self._is_lost():
             if self._absence is None:
-                self._absent("the system bus is lost")
+                self._absent(LOST)
             return None
         try:
             going = await _property(self._bus, "PreparingForSleep")
             delay_us = await _property(self._bus, "InhibitDelayMaxUSec")
         except RemoteError as error:
-            self._absent(f"logind does not answer: {error.message}")
+            self._absent(LOST if self._is_lost() else f"logind does not answer: {error.message}")
             return None
         except LlmError as error:
-            self._absent(error.message)
+            self._absent(LOST if self._is_lost() else error.message)
+            self._is_silent = timed_out(error) and not self._is_lost()
             self._ask_again(error)
+            return None
+        if self._is_lost():  # since it has answered: that was told, and stays true
             return None
         self.delay_s = int(delay_us) / 1e6
         self._present()
@@ -141,6 +144,22 @@ class Logind:
             seated = [path for _, _, _, seat, path in sessions if seat]
             return any([await self._is_in_front(path) for path in seated])
         except (RemoteError, LlmError) as error:
+            log.info("logind does not tell of sessions", extra={"reason": error.message})
+            return None
+
+    async def seats(self) -> SeatScene | None:
+        """What there is of desktops on this machine; None where nobody can tell.
+
+        Raises:
+            LlmError: BUS_UNAVAILABLE where logind is there and does not answer, as on a machine that is just starting.
+        """
+        if self._absence is not None and not self._is_silent:
+            return None
+        try:
+            return await seat_scene(self._bus, os.getuid(), CALL_TIMEOUT_S)
+        except (RemoteError, LlmError) as error:
+            if isinstance(error, LlmError) and timed_out(error):
+                raise
             log.info("logind does not tell of sessions", extra={"reason": error.message})
             return None
 
@@ -215,7 +234,12 @@ class Logind:
 
     # --- what is wrong ---
 
+    def _is_lost(self) -> bool:
+        """The bus is not there, as far as was heard; it may have gone while somebody was asked."""
+        return not self._bus.connected
+
     def _absent(self, why: str) -> None:
+        self._is_silent = False
         said, self._absence = (
             self._absence,
             _problem(
@@ -271,7 +295,7 @@ class Logind:
         if state is BusState.BACK:
             self._away()
         elif not self._closed:
-            self._absent("the system bus is lost")
+            self._absent(LOST)
 
     def _away(self) -> None:
         """logind was away; the listener takes another lock in place of the one that it may have forgotten."""

@@ -269,6 +269,18 @@ class SystemdManager:
             await self._property(Target(NAME, path, PROPERTIES_INTERFACE), UNIT_INTERFACE, "ActiveState")
         )
 
+    async def unit_has_job(self, name: str) -> bool:
+        """Whether a start or another job of any unit waits or is under way.
+
+        Raises:
+            LlmError: BUS_UNAVAILABLE, UNIT_REFUSED.
+        """
+        path = await self._unit_path(name)
+        if path is None:
+            return False
+        job, _ = await self._property(Target(NAME, path, PROPERTIES_INTERFACE), UNIT_INTERFACE, "Job")
+        return bool(job)
+
     async def manager_environment(self) -> tuple[str, ...]:
         """``NAME=value`` of what systemd hands to every unit.
 

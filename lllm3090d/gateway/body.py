@@ -21,8 +21,10 @@ KEPT_IN_MEMORY_BYTES = MIB
 READ_BYTES = 1 << 16
 WANTED = ("model", "stream", "keep_alive")
 FORM = "multipart/form-data"
-# Of a form: headers of a part, and the value of one that is a name.
-LONGEST_PART_HEAD_BYTES = 4096
+# Of a form: headers of a part, the value of one that is a name, and both.
+LONGEST_PART_HEAD_BYTES, LONGEST_FIELD_BYTES = 4096, 1024
+LONGEST_PART_BYTES = LONGEST_PART_HEAD_BYTES + LONGEST_FIELD_BYTES + 8
+_FIELD = re.compile(rb'(?i:^content-disposition):.*[; ]name=(?:"(model|stream)"|(model|stream)(?=[ ;]|$))')
 
 
 class Scan(Protocol):
@@ -164,7 +166,9 @@ class Body:
 
 
 class FormScan:
-    """Finds the value of the field ``model`` of a form; files are passed over.
+    """Finds the values of the fields ``model`` and ``stream`` of a form; files are passed over.
+
+    Every byte is looked at a bounded number of times, whatever a client sends: all other requests wait meanwhile.
 
     Args:
         boundary: of the form's parts.
@@ -172,20 +176,31 @@ class FormScan:
 
     def __init__(self, boundary: bytes) -> None:
         # A file may hold anything, but never the boundary.
-        self._part = re.compile(
-            rb"--" + re.escape(boundary) + rb"\r\n(?:[^\r\n]{1,1000}\r\n){0,8}?"
-            rb'[Cc]ontent-[Dd]isposition:[^\r\n]*[; ]name="?(model|stream)"?[^\r\n]*\r\n'
-            rb"(?:[^\r\n]{1,1000}\r\n){0,8}\r\n([^\r\n]{0,1000})\r\n--"
-        )
+        self._begin = b"--" + boundary + b"\r\n"
         self._tail = b""
         self.found: dict[str, Scalar] = {}
 
     def feed(self, piece: bytes) -> None:
         """Look at the next piece."""
         text = self._tail + piece
-        for match in self._part.finditer(text):
-            self.found[match[1].decode()] = match[2].decode("utf-8", "replace")
-        self._tail = text[-LONGEST_PART_HEAD_BYTES:]
+        start = text.find(self._begin)
+        while start >= 0:
+            head = start + len(self._begin)
+            following = text.find(self._begin, head)
+            self._part(text, head, len(text) if following < 0 else following + 2)
+            start = following
+        self._tail = text[-LONGEST_PART_BYTES - len(self._begin) :]
+
+    def _part(self, text: bytes, head: int, end: int) -> None:
+        """A part whose head begins here; nothing where it is too long, or not complete yet."""
+        head_end = text.find(b"\r\n\r\n", head - 2, min(end, head + LONGEST_PART_HEAD_BYTES))
+        if head_end < 0:
+            return
+        name = next(filter(None, map(_FIELD.search, text[head:head_end].split(b"\r\n"))), None)
+        value = head_end + 4
+        value_end = text.find(b"\r\n", value, min(end, value + LONGEST_FIELD_BYTES) + 2)
+        if name is not None and value_end >= 0 and text[value_end + 2 : value_end + 4] == b"--":
+            self.found[(name[1] or name[2]).decode()] = text[value:value_end].decode("utf-8", "replace")
 
 
 def _scan(request: web.BaseRequest) -> Scan:

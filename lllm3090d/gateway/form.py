@@ -14,6 +14,7 @@ from aiohttp import hdrs
 # RFC 3986: pchar, "/" and "?", and of what is none the marks that clients are seen to send as they are.
 _TARGET = re.compile(r"/(?:[!$&-;=?-Z_a-z~\[\]|{}\"<>^`]|%[0-9A-Fa-f]{2})*", re.ASCII)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+VERSIONS = frozenset({(1, 0), (1, 1)})
 # Decided upon by one value, and so never by the first of several.
 SINGLE = frozenset(
     {
@@ -42,6 +43,8 @@ def fault(
         version: of HTTP.
         headers: as they were sent.
     """
+    if version not in VERSIONS:
+        return "its version of HTTP is neither 1.0 nor 1.1"
     if method not in METHODS:
         return f"the method {method[:20]!r} is not served here"
     if not (_TARGET.fullmatch(target) or (method == hdrs.METH_OPTIONS and target == "*")):

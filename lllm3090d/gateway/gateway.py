@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 PRIORITY = "x-priority"
 KEEP_ALIVE = "x-keep-alive"
+TRIES = 3  # to reach an engine that ends before anything was sent to it
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -137,7 +138,11 @@ class Gateway:
             return web.Response(status=204, headers=cors_headers(request.headers, rules))
         check(request.headers, rules)
         extra = {REQUEST_ID: record.request_id, **cors_headers(request.headers, rules)}
-        if path in HEALTH and request.method == hdrs.METH_GET and "model" not in request.query:
+        if (
+            path in HEALTH
+            and request.method in {hdrs.METH_GET, hdrs.METH_HEAD}
+            and "model" not in request.query
+        ):
             record.status = 200
             return web.json_response({"status": "ok"}, headers=extra)
         if path in {MODELS, MODELS_SHORT} or path.startswith(f"{MODELS}/"):
@@ -172,16 +177,10 @@ class Gateway:
         if route.load and policy is GatewayLoad.RETRY:
             self.seating.require(name)
         load = route.load and policy is GatewayLoad.WAIT
-        seat = self.seating.seat(name, record, duty=route.duty, load=load, priority=record.priority)
         stream = _Stream(request, extra, record)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                served = await self._seated(stack.enter_async_context(seat), body, stream)
-                record.run = served.run
-                stack.callback(
-                    _note_keep_alive, request.headers, body, record
-                )  # before the seat is given back
-                exchange = await stack.enter_async_context(Exchange(served.engine))
+                served, exchange = await self._reached(stack, route, name, body, stream, load=load)
                 whole, changed = await _filtered(route, body, served)
                 if changed and stream.response is None:
                     extra = {**extra, CHANGED: changed}
@@ -205,6 +204,41 @@ class Gateway:
                 await stream.response.write(dialects.event(shown, route.dialect, record.request_id))
         await stream.response.write_eof()
         return stream.response
+
+    async def _reached(
+        self,
+        stack: contextlib.AsyncExitStack,
+        route: Route,
+        name: str,
+        body: Body,
+        stream: _Stream,
+        *,
+        load: bool,
+    ) -> tuple[Served, Exchange]:
+        """A seat, and a connection to its engine, for as long as the stack lasts.
+
+        An engine may have ended while the request stood in its line, and nothing was sent to it yet. So where it is
+        started again, the request waits for that.
+        """
+        record = stream.record
+        for tries_left in range(TRIES - 1, -1, -1):
+            async with contextlib.AsyncExitStack() as one:
+                seat = self.seating.seat(name, record, duty=route.duty, load=load, priority=record.priority)
+                served = await self._seated(one.enter_async_context(seat), body, stream)
+                record.run = served.run
+                # While it waited the model may have been loaded for something else.
+                purposes.check(route, name, served.purpose)
+                # Before the seat is given back.
+                one.callback(_note_keep_alive, stream.request.headers, body, record)
+                try:
+                    exchange = await one.enter_async_context(Exchange(served.engine))
+                except LlmError:
+                    if not (load and tries_left and await self._house.comes_back(name, served.run)):
+                        raise
+                else:
+                    await stack.enter_async_context(one.pop_all())
+                    return served, exchange
+        raise AssertionError("the last try returns or raises")
 
     async def _seated(self, seat: Coroutine[Any, Any, Served], body: Body, stream: _Stream) -> Served:
         """Wait for a seat; a client that wants a stream is sent signs of life meanwhile.
@@ -262,9 +296,9 @@ class _Stream:
     """A stream of events that is begun before the engine was asked, because its model is on its way."""
 
     def __init__(self, request: web.BaseRequest, extra: Mapping[str, str], record: Record) -> None:
-        self._request = request
+        self.request = request
         self._extra = extra
-        self._record = record
+        self.record = record
         self.response: web.StreamResponse | None = None
 
     async def keep_alive(self) -> None:
@@ -272,8 +306,8 @@ class _Stream:
         if self.response is None:
             headers = {hdrs.CONTENT_TYPE: EVENTS, hdrs.CACHE_CONTROL: "no-cache", **self._extra}
             self.response = web.StreamResponse(headers=headers)
-            self._record.status, self._record.streamed, self._record.begun = self.response.status, True, True
-            await self.response.prepare(self._request)
+            self.record.status, self.record.streamed, self.record.begun = self.response.status, True, True
+            await self.response.prepare(self.request)
         await self.response.write(dialects.KEEP_ALIVE)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lllm3090d.checkpoints.purpose import Purpose
+from lllm3090d.errors import LlmError
 from lllm3090d.gateway.filters import ReasoningFilter
 from lllm3090d.gateway.upstream import Engine
-from lllm3090d.serving.daemon import Answer
+from lllm3090d.serving.answers import Answer
 from lllm3090d.serving.events import CancelDone
 from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.settings import Settings
@@ -26,6 +27,7 @@ class Served:
         slots: requests that it works on at a time.
         window_tokens: that one of them holds.
         lease: what keeps it.
+        purpose: what it serves.
         reasoning: what is to be changed of requests; None for nothing.
     """
 
@@ -35,6 +37,7 @@ class Served:
     slots: int
     window_tokens: int
     lease: str
+    purpose: Purpose
     reasoning: ReasoningFilter | None = None
 
 
@@ -54,6 +57,10 @@ class House(Protocol):
         """The name of a model on disk, or of one that is loaded. Raises LlmError UNKNOWN_MODEL, AMBIGUOUS_MODEL."""
         ...
 
+    def promised(self, name: str) -> Purpose | None:
+        """What a model serves, or will by what is asked of it; None where only its file tells."""
+        ...
+
     async def purpose(self, name: str) -> Purpose:
         """What a model serves; of one that is not loaded, what it would."""
         ...
@@ -70,6 +77,23 @@ class House(Protocol):
         self, name: str, wish: LoadWish, token: str | None = None
     ) -> tuple[str, AsyncGenerator[Answer, None]]:
         """Have a model loaded; see :meth:`lllm3090d.serving.daemon.Daemon.load`."""
+        ...
+
+    async def comes_back(self, name: str, run: str) -> bool:
+        """Of a launch whose engine cannot be reached: it has ended, and the model is started again."""
+        ...
+
+    def held_back(self, name: str, within_s: float) -> LlmError | None:
+        """Why a load of a model is refused because it has ended by itself; None where it is not.
+
+        Args:
+            name: of the model.
+            within_s: a start that is due so soon is waited for.
+        """
+        ...
+
+    def has_ended(self, name: str) -> bool:
+        """It has ended by itself, and is started again or stays down: a load waits for that, or is told why not."""
         ...
 
     async def cancel(self, load_token: str) -> CancelDone:

@@ -13,7 +13,6 @@ from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.purpose import Purpose, purpose_of_kind
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gateway.house import House
-from lllm3090d.gateway.purposes import launched
 from lllm3090d.gateway.routes import MODELS
 from lllm3090d.serving.instance import SERVING
 from lllm3090d.serving.listings import Listings
@@ -59,9 +58,8 @@ class ModelsList:
         name = await self._house.canonical(wanted) if wanted else None
         listed = await self._listings.models(with_catalogue=False)
         running = {each.name: each for each in self._instances()}
-        own = self._house.settings.models
         entries = [
-            entry(view, running.get(view.name), section.purpose if (section := own.get(view.name)) else None)
+            entry(view, running.get(view.name), self._house.promised(view.name))
             for view in listed.models
             if view.on_disk
         ]
@@ -98,13 +96,13 @@ def _moment(seconds: int) -> str:
         return _moment(0)
 
 
-def entry(view: ModelView, instance: Instance | None, own: Purpose | None = None) -> dict[str, Any]:
+def entry(view: ModelView, instance: Instance | None, promised: Purpose | None = None) -> dict[str, Any]:
     """One model: what a conversation holds is what its launch has, or would get on the empty card.
 
     Args:
         view: of the list.
         instance: that it has, if any.
-        own: the purpose that the settings give it, if any.
+        promised: what it serves or would, where more than its file tells that.
     """
     serves = instance is not None and instance.state in SERVING
     window = instance.plan.window_tokens if instance is not None and serves else view.window_tokens
@@ -128,6 +126,6 @@ def entry(view: ModelView, instance: Instance | None, own: Purpose | None = None
         "slots": slots or None,
         "trained_context_tokens": view.trained_context_tokens,
         "kind": str(view.kind) if view.kind else None,
-        "purpose": str(launched(instance) or own or purpose_of_kind(view.kind or Kind.MODEL)),
+        "purpose": str(promised or purpose_of_kind(view.kind or Kind.MODEL)),
         "problem": (view.problem or view.plan_problem or {}).get("detail"),
     }

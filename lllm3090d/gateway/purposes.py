@@ -30,8 +30,8 @@ _ASK_AT = {
 
 
 def launched(instance: Instance | None) -> Purpose | None:
-    """What a model serves by its launch: from its admission on, and while it is to be started again; else None."""
-    if instance is None or not (instance.state in SERVING | ON_THE_WAY_UP or instance.comes_back):
+    """What a model serves by its launch, from its admission on; None where it is not up, nor on its way."""
+    if instance is None or instance.state not in SERVING | ON_THE_WAY_UP:
         return None
     return instance.plan.launch.purpose
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from http import HTTPStatus
 
 from aiohttp import HttpVersion10, hdrs, web
@@ -127,15 +128,12 @@ async def relay(
     record.status = head.status
     record.streamed, record.begun = media_type(headers) == EVENTS, True
     await response.prepare(request)
-    tail = Tail()
-    for piece in first:
-        await _pass(response, piece, record, tail)
-    async for piece in pieces:
-        await _pass(response, piece, record, tail)
-    await response.write_eof()
-    if not headers.get(hdrs.CONTENT_ENCODING):
-        record.prompt_tokens, record.generated_tokens = tail.tokens()
-        record.generation_s = tail.generation_s()
+    with _counted(record, can_be_read=not headers.get(hdrs.CONTENT_ENCODING)) as tail:
+        for piece in first:
+            await _pass(response, piece, record, tail)
+        async for piece in pieces:
+            await _pass(response, piece, record, tail)
+        await response.write_eof()
     return response
 
 
@@ -158,11 +156,22 @@ async def relay_events(
             hint="The status was sent before: the model had to be loaded first.",
             status=head.status,
         )
-    tail = Tail()
-    async for piece in pieces:
-        await _pass(response, piece, record, tail)
-    record.prompt_tokens, record.generated_tokens = tail.tokens()
-    record.generation_s = tail.generation_s()
+    with _counted(record) as tail:
+        async for piece in pieces:
+            await _pass(response, piece, record, tail)
+
+
+@contextlib.contextmanager
+def _counted(record: Record, *, can_be_read: bool = True) -> Iterator[Tail]:
+    """What an answer tells of its tokens is noted, also where its client leaves with the last event."""
+    tail, is_whole = Tail(), False
+    try:
+        yield tail
+        is_whole = True
+    finally:
+        if can_be_read and (is_whole or tail.has_ended):
+            record.prompt_tokens, record.generated_tokens = tail.tokens()
+            record.generation_s = tail.generation_s()
 
 
 def raise_if_too_long(body: bytes) -> None:

@@ -12,6 +12,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class Claim:
+    """A load's claim on the room of others, once it has waited long enough; see :meth:`StandBack.waiting`."""
+
+    def __init__(self, book: StandBack, name: str, token: str, after_s: float) -> None:
+        self._book = book
+        self._name = name
+        self._token = token
+        self._after_s = after_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """It waits for room from now on; nothing where it does already."""
+        if self._after_s > 0 and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._after_s, self._book.starves, self._token, self._name)
+
+    def end(self) -> None:
+        """It waits for something else, which room would not bring about."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._book.has_ended(self._token)
+
+
 class StandBack:
     """Who waits for room for too long, and who stands back for that."""
 
@@ -25,7 +49,7 @@ class StandBack:
         return frozenset(self._starving.values())
 
     @contextmanager
-    def waiting(self, name: str, token: str, after_s: float) -> Iterator[None]:
+    def waiting(self, name: str, token: str, after_s: float) -> Iterator[Claim]:
         """A load waits for as long as this lasts.
 
         Args:
@@ -33,17 +57,22 @@ class StandBack:
             token: of the load.
             after_s: after which others stand back; 0 for never.
         """
-        timer = None
-        if after_s > 0:
-            timer = asyncio.get_running_loop().call_later(after_s, self._starving.__setitem__, token, name)
+        claim = Claim(self, name, token, after_s)
+        claim.begin()
         try:
-            yield
+            yield claim
         finally:
-            if timer is not None:
-                timer.cancel()
-            if self._starving.pop(token, None) is not None:
-                self._changed.set()
-                self._changed = asyncio.Event()
+            claim.end()
+
+    def starves(self, token: str, name: str) -> None:
+        """A load has waited for too long."""
+        self._starving[token] = name
+
+    def has_ended(self, token: str) -> None:
+        """It no longer waits."""
+        if self._starving.pop(token, None) is not None:
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     async def enter(self, name: str) -> None:
         """Wait while a load of another model has waited for too long."""

@@ -12,6 +12,8 @@ _GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_predicted)
 _TIMED = re.compile(rb'"(prompt_n|cache_n|predicted_n)"\s*:\s*(\d{1,12})')
 # Anthropic counts beside its prompt tokens what was in the cache; others count it among them.
 _CACHED = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,12})')
+# How a stream ends, as each dialect has it.
+_END = re.compile(rb'^data: \[DONE\]|"type"\s*:\s*"(?:message_stop|response\.completed)"', re.MULTILINE)
 _GENERATION_MS = re.compile(rb'"predicted_ms"\s*:\s*(\d{1,12}(?:\.\d{1,20})?)')
 
 
@@ -31,6 +33,11 @@ class Tail:
         self._last_bytes += len(self._last[-1])
         while self._last_bytes - len(self._last[0]) >= KEPT_BYTES:
             self._last_bytes -= len(self._last.popleft())
+
+    @property
+    def has_ended(self) -> bool:
+        """The last event of a stream has come: with it what tells of tokens, and a client may leave now."""
+        return _END.search(b"".join(self._last)[-KEPT_BYTES:]) is not None
 
     def tokens(self) -> tuple[int | None, int | None]:
         """Tokens of the prompt and of the answer; None where it does not tell."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from lllm3090d.checkpoints.facts import Purpose
+
 # Tokens: system prompt and tool definitions that an agent harness sends with every turn, about so many observed with
 # Claude Code by lllm3090. A window that is not above it cannot serve an agent.
 AGENT_PROMPT_FLOOR_TOKENS = 40_000
@@ -23,18 +25,21 @@ class Verdict(enum.StrEnum):
     )
 
 
-def verdict(window_tokens: int, *, card_can_compute: bool = True) -> Verdict:
+def verdict(
+    window_tokens: int, *, purpose: Purpose = Purpose.CHAT, card_can_compute: bool = True
+) -> Verdict:
     """The verdict on a plan.
 
     Args:
         window_tokens: of one slot; 0 where nothing fits.
+        purpose: what it serves; no agent works with vectors or scores, so there to fit is enough.
         card_can_compute: its compute capability is not below the model's minimum, or nobody knows.
     """
     if not card_can_compute:
         return Verdict.CAPABILITY
     if window_tokens <= 0:
         return Verdict.TOO_BIG
-    return Verdict.OK if agent_ready(window_tokens) else Verdict.TIGHT
+    return Verdict.OK if purpose is not Purpose.CHAT or agent_ready(window_tokens) else Verdict.TIGHT
 
 
 def agent_ready(window_tokens: int) -> bool:

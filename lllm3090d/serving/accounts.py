@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.serving import held_back
 from lllm3090d.serving.events import Admitted, Effect, Failed, Joined, LoadDone, Queued
 from lllm3090d.serving.history import History
 from lllm3090d.serving.statistics import QueueOutcome, Statistics
@@ -74,6 +75,8 @@ class Accounts:
             self._statistics.failed()
         elif not load.is_shared:
             self._statistics.refused(error.code)
+            if error.code in held_back.CODES:
+                return  # by programs, again and again; what became of the model has been told
             self._history.add(
                 EventKind.REFUSED, model=load.name, message=error.message, details=error.problem()
             )

@@ -83,6 +83,7 @@ class Decider:
         instances: what runs.
         now_s: on the scheduler's clock.
         planner: the question of a load within some room.
+        gone: runs that are thought away from the first.
     """
 
     observation: Observation
@@ -91,6 +92,7 @@ class Decider:
     instances: Sequence[Instance]
     now_s: float
     planner: Callable[[LoadRequested, Rooms], Question]
+    gone: frozenset[str] = frozenset()
 
     def refusal(self, event: LoadRequested) -> Refuse | None:
         """Of a load that could be served neither now nor later; whom it would replace otherwise is left open."""
@@ -111,7 +113,7 @@ class Decider:
     @cached_property
     def _table(self) -> RoomTable:
         """What every memory can give; raises as :func:`lllm3090d.serving.admission.rooms`."""
-        return room_table(self.observation, self.ledger, self.policy.reserves)
+        return room_table(self.observation, self.ledger, self.policy.reserves, self.gone)
 
     def _fitting(self, event: LoadRequested) -> Fitting:
         return Fitting(event, self.observation, self._table, self.planner)
@@ -170,7 +172,7 @@ class Decider:
                 sum([r.charged_bytes for r in self.ledger.of(each.run)]),
             )
             for each in self.instances
-            if self._why_not(each) is None
+            if each.run not in self.gone and self._why_not(each) is None
         )
 
     def _why_not(self, instance: Instance) -> str | None:

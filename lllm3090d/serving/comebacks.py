@@ -87,6 +87,7 @@ class Comebacks:
         elif error.code in {ErrorCode.CARD_UNREADABLE, ErrorCode.CARD_AT_RISK}:
             delay_s = min(policy.cap_s, CARD_PAUSE_S)
         self._note(instance, Again(delay_s, instance.next_attempt))
+        instance.start_refused = True
         return None
 
     def due(self, instances: Iterable[Instance]) -> tuple[Instance, ...]:

@@ -26,6 +26,7 @@ class Wish:
         stated: fields of the request that those arguments decide: an option beside them would contradict them.
         verb: ``load`` or ``plan``.
         more: further words of the command, such as ``--card``.
+        reloads: it is loaded, and has to be unloaded first.
     """
 
     name: str = ""
@@ -34,6 +35,7 @@ class Wish:
     stated: frozenset[str] = frozenset()
     verb: str = "load"
     more: tuple[str, ...] = ()
+    reloads: bool = False
 
 
 NOBODY = Wish()
@@ -54,7 +56,8 @@ def asking_again(asked: Wish, changes: Mapping[str, Any]) -> str:
     words = [CTL, asked.verb, asked.name, *asked.more, *_options(request)]
     if asked.arguments:
         words += ["--", *asked.arguments]
-    return shlex.join(words)
+    command = shlex.join(words)
+    return f"{unloading((asked.name,))} && {command}" if asked.reloads else command
 
 
 def options_again(asked: Wish, changes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -64,7 +67,7 @@ def options_again(asked: Wish, changes: Mapping[str, Any]) -> dict[str, Any] | N
         asked: what was asked for.
         changes: new values by field of :class:`lllm3090d.planning.request.PlanRequest`.
     """
-    if asked.verb != "load" or not asking_again(asked, changes):
+    if asked.verb != "load" or asked.reloads or not asking_again(asked, changes):
         return None
     request, usual, options = replace(asked.request, **changes), PlanRequest(), dict[str, Any]()
     for each in fields(PlanRequest):

@@ -396,7 +396,8 @@ class Effects:
         activity = await self._ask(asked)
         idle = {run for run, seen in activity.items() if seen.busy is False}
         busy = frozenset(each.run for each in asked if each.run not in idle)
-        self._submit(IdleChecked(effect.token, busy))
+        silent = busy - {run for run, seen in activity.items() if seen.busy}
+        self._submit(IdleChecked(effect.token, busy, silent))
 
     async def verify(self, effect: Verify) -> None:
         """See what a model holds after its load, and have it compute one batch where that is wanted; ends in Verified.

@@ -53,6 +53,8 @@ class LoadRequested:
         idle_s: how long it had not been used when it was unloaded, of a model that is loaded again.
         offer: the plan of a model without a rule, which the engine has priced before; None of any other.
         speeds: measured with this very file.
+        restart_until_s: of a load by a program: until when it can wait for the start of a model that has ended by
+            itself, on the scheduler's clock. None of a person's, which takes its place.
     """
 
     token: str
@@ -76,6 +78,7 @@ class LoadRequested:
     idle_s: float = 0.0
     offer: Plan | None = None
     speeds: tuple[MeasuredSpeed, ...] = ()
+    restart_until_s: float | None = None
 
     @property
     def ruled(self) -> CheckpointFacts | None:
@@ -244,10 +247,16 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class IdleChecked:
-    """Those that were to be evicted have been asked once more; these of them are busy."""
+    """Those that were to be evicted have been asked once more.
+
+    Attributes:
+        busy: those that are not idle, as far as anybody can tell.
+        silent: those of them that did not tell.
+    """
 
     token: str
     busy: frozenset[str]
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -655,11 +664,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Answer to a load: it waits, for its previous instance to be gone or for room."""
+    """Answer to a load: it waits, for its previous instance to be gone, for its start after an end, or for room.
+
+    Attributes:
+        why: for a person.
+        is_restart: for its start after an end.
+    """
 
     token: str
     name: str
     why: str = ""
+    is_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

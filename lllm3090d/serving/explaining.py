@@ -14,7 +14,7 @@ from lllm3090d.serving.freeings import Holder
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, SERVING
 from lllm3090d.serving.ledger import Ledger
 from lllm3090d.serving.observation import CardState
-from lllm3090d.serving.refusal_page import fits_with_more, refuse, serves_changed
+from lllm3090d.serving.refusal_page import fits_with_more, in_more_room, refuse, serves_changed
 from lllm3090d.serving.running import Instance
 from lllm3090d.serving.unruled import OfferedPlan
 
@@ -54,6 +54,7 @@ def explained(
         held=held_now(state, ledger),
         now_s=now_s,
         host=given.host,
+        roomier=in_more_room(planner),
     )
 
 

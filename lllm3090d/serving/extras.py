@@ -13,11 +13,14 @@ from lllm3090d.engines.extra_arguments import (
     merged,
 )
 from lllm3090d.engines.options import canonical
+from lllm3090d.errors import LlmError
 from lllm3090d.model_settings import ModelSettings, told
 from lllm3090d.planning.planner import Plan
 from lllm3090d.planning.request import PlanRequest, option_of
 from lllm3090d.serving.events import LoadRequested
 from lllm3090d.serving.running import HOST_CACHE, ONE_POOL, mismatch, shown
+
+FROM_SETTINGS = "It is from the settings: lllm3090ctl config show extra_arguments"
 
 
 def extra_of(event: LoadRequested, table: Mapping[str, Sequence[str]]) -> ExtraArguments:
@@ -32,7 +35,11 @@ def extra_of(event: LoadRequested, table: Mapping[str, Sequence[str]]) -> ExtraA
     """
     check_asked_once(event.request, _own(event))
     set_ones = chosen_for(event.checkpoint.name, table)
-    return extra_arguments((*set_ones, *event.arguments), event.capabilities, event.ruled)
+    try:
+        return extra_arguments((*set_ones, *event.arguments), event.capabilities, event.ruled)
+    except LlmError as error:  # not of this load's own: those were sound just now
+        hint = "\n".join(filter(None, (error.hint, FROM_SETTINGS)))
+        raise LlmError(error.code, error.message, hint=hint, **error.details) from error
 
 
 def asked_of(

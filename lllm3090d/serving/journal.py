@@ -20,10 +20,10 @@ from lllm3090d.errors import ErrorCode, LlmError
 
 LINES_MAX = 10_000
 LINE_BYTES_MAX = 16 << 20  # of JSON; journald itself cuts lines of a stream at 48 KiB
-DEATH_TIMEOUT_S = (
-    1.5  # journald writes what it receives within milliseconds, unless the machine is very busy
-)
-QUIET_S = 0.05  # silence after the report of an end that counts as "that was all"
+# journald writes what it receives within milliseconds, unless the machine is very busy. Waited for to the end only
+# where an engine ends well while it loads: systemd reports all other ends.
+DEATH_TIMEOUT_S = 5.0
+QUIET_S = 0.1  # silence after the report of an end that counts as "that was all"
 MANAGER_LINES = 16  # lines of systemd itself about one unit, beside those asked for
 # From systemd/sd-messages.h: UNIT_PROCESS_EXIT, UNIT_SUCCESS, UNIT_FAILURE_RESULT.
 _END_OF_UNIT = frozenset(

@@ -122,7 +122,8 @@ def _planned(
         if error.code is ErrorCode.INSUFFICIENT_MEMORY:
             return ModelPlan(Verdict.TOO_BIG, evidence=Evidence.HEADER)
         return ModelPlan(None, problem=error)
-    return ModelPlan(verdict(plan.window_tokens), plan.parallel, plan.window_tokens, weakest(plan.quote))
+    found = verdict(plan.window_tokens, purpose=plan.launch.purpose)
+    return ModelPlan(found, plan.parallel, plan.window_tokens, weakest(plan.quote))
 
 
 class Listings:

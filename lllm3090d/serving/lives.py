@@ -212,6 +212,8 @@ class Lives:
             return
         if known is not None:  # only the memory of a failure, and here is one that runs
             self._forget_unit(known)
+            for successor in known.successors:
+                self._do(Resubmit(successor))
         instance = Instance(
             record=record,
             plan=record.plan(),

@@ -42,12 +42,18 @@ class Stranger:
         name: its command, as a person knows it; empty where nobody may look.
         user: who owns it, where that is another user; empty for our own user.
         used_bytes: what it holds; None where the driver does not tell.
+        model: of another user, that it serves, as its unit is named; empty where it is no engine of a daemon like this.
+        unseen: why nobody can tell who it is, as the end of a sentence; empty where that is known.
+        is_persons: the other user is a person, and no account of the system such as root or that of a login screen.
     """
 
     pid: int
     name: str
     user: str
     used_bytes: int | None
+    model: str = ""
+    unseen: str = ""
+    is_persons: bool = False
 
 
 @dataclass(frozen=True, slots=True)

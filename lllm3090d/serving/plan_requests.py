@@ -15,6 +15,8 @@ class LoadWish:
     Attributes:
         card: UUID, PCI address or number of the only card that it may be on.
         idle_s: how long it had not been used, of a model that is loaded again after a sleep.
+        restart_within_s: of a load by a program: it neither takes the place of a start that is due later than that, nor
+            of what stays down; see :mod:`lllm3090d.serving.held_back`. None of a person's.
     """
 
     request: PlanRequest = field(default_factory=PlanRequest)
@@ -27,6 +29,7 @@ class LoadWish:
     may_wait: bool = True
     attempt: int = 0
     idle_s: float = 0.0
+    restart_within_s: float | None = None
 
 
 def load_wish(body: LoadBody) -> LoadWish:

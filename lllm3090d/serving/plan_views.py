@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lllm3090d.checkpoints.catalogue import CatalogueEntry
 from lllm3090d.checkpoints.facts import CheckpointFacts
 from lllm3090d.checkpoints.library import Checkpoint
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.checkpoints.unruled import UnruledModel
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.alternatives import Alternative
@@ -59,6 +60,7 @@ class Insight:
         smallest: the smallest card for an agent; None where none helps.
         speed: measured with this very file; None where nothing was.
         engine_check: what the engine projects; None where nobody asked.
+        given_back_bytes: what a model that is loaded gives back first; None of one that is not.
     """
 
     card: PlannedCardView
@@ -69,6 +71,7 @@ class Insight:
     smallest: SmallestCard | None = None
     speed: ShownSpeed | None = None
     engine_check: EngineCheckView | None = None
+    given_back_bytes: int | None = None
 
 
 def plan_view(
@@ -110,7 +113,11 @@ def plan_view(
         argv=tuple(argv),
         environment=environment,
         cards=parts,
-        verdict=verdict(plan.window_tokens, card_can_compute=insight.card_can_compute if insight else True),
+        verdict=verdict(
+            plan.window_tokens,
+            purpose=sizes.purpose,
+            card_can_compute=insight.card_can_compute if insight else True,
+        ),
         # What else there is beside a dry run (slack, the process) is the same for all models.
         evidence=Evidence.ENGINE if isinstance(facts, UnruledModel) else weakest(plan.quote),
         limit=limit_view(
@@ -123,7 +130,7 @@ def plan_view(
             )
         ),
         notes=(*plan.notes, *(insight.notes if insight else ())),
-        agent=agent_view(plan.window_tokens, plan.parallel),
+        agent=agent_view(plan.window_tokens, plan.parallel) if sizes.purpose is Purpose.CHAT else None,
         batch_tokens=sizes.batch_tokens,
         micro_batch_tokens=sizes.micro_batch_tokens,
         unified=sizes.unified,
@@ -146,6 +153,7 @@ def plan_view(
         smallest_card=_smallest_view(insight.smallest) if insight and insight.smallest else None,
         speed=speed_view(insight.speed) if insight else None,
         engine_check=insight.engine_check if insight else None,
+        given_back_bytes=insight.given_back_bytes if insight else None,
     )
 
 

@@ -137,11 +137,11 @@ class Restoring:
     def _refused(self, effect: Restore, error: LlmError) -> None:
         name = effect.name
         log.warning("a model could not be loaded again", extra={"model": name, "reason": error.message})
+        if error.code is ErrorCode.SHUTTING_DOWN:
+            return  # the next life goes on with it
         if effect.attempt:
             self._submit(ComebackRefused(name, error))
             return
-        if error.code is ErrorCode.SHUTTING_DOWN:
-            return  # the next life goes on with it
         self.problems[name] = error
         later = ""
         # While the card is given away there is nothing to wait for: it comes when somebody resumes.

@@ -67,10 +67,12 @@ def point_of(sums: Sums) -> Point:
     return tuple([max(0, min(sums[side], sums[side + 1])) for side in range(0, len(sums), 2)])
 
 
-def room_table(observation: Observation, ledger: Ledger, reserves: ReservePolicy) -> RoomTable:
-    """Work it out; raises as :func:`lllm3090d.serving.admission.rooms`."""
+def room_table(
+    observation: Observation, ledger: Ledger, reserves: ReservePolicy, gone: frozenset[str] = frozenset()
+) -> RoomTable:
+    """Work it out, some runs thought away from the first; raises as :func:`lllm3090d.serving.admission.rooms`."""
     held = holdings(observation, ledger)
-    given = held.rooms(reserves)
+    given = held.rooms(reserves, gone)
     memories = [held.freed_on_card(uuid) for uuid in given.cards]
     base = [side for each in given.cards.values() for side in (each.available_bytes, each.live_bytes)]
     memories.append(held.freed_on_host())
@@ -79,6 +81,7 @@ def room_table(observation: Observation, ledger: Ledger, reserves: ReservePolicy
     freed = {
         run: tuple([side for memory in memories for side in memory.get(run, nothing)])
         for run in dict.fromkeys(run for memory in memories for run in memory)
+        if run not in gone
     }
     return RoomTable(
         cards=tuple(given.cards),

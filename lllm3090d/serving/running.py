@@ -48,7 +48,7 @@ class Instance:
     waiters: list[str] = field(default_factory=list)
     # Requests that are answered when nothing is left.
     unloaders: list[str] = field(default_factory=list)
-    # Loads of the same model that came while this instance was on its way down.
+    # Loads of the same model that came while this instance was on its way down, or wait for its start after an end.
     successors: list[LoadRequested] = field(default_factory=list)
     # Why it ended, once known; None for an end that was asked for.
     failure: LlmError | None = None
@@ -93,6 +93,8 @@ class Instance:
     # Of one that failed: when it is started again, on the scheduler's clock, and as which attempt.
     retry_at_s: float | None = None
     next_attempt: int = 0
+    # Its last start was refused, for lack of room and the like: what it waits for since is no pause after an end.
+    start_refused: bool = False
     # Of one that stays down: why, and what a person can do.
     latch_reason: str = ""
     way_out: str = ""

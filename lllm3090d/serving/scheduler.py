@@ -66,6 +66,7 @@ from lllm3090d.serving.events import (
 )
 from lllm3090d.serving.extras import asked_of, extra_of, lacking, wish_of
 from lllm3090d.serving.fitting import room_for, usable_cards
+from lllm3090d.serving.held_back import as_it_comes
 from lllm3090d.serving.instance import ENDED, ON_THE_WAY_DOWN, ON_THE_WAY_UP, SERVING, InstanceState
 from lllm3090d.serving.launching import calibration_for, key_of, launched, was_measured
 from lllm3090d.serving.ledger import ReservationState
@@ -152,16 +153,29 @@ class Scheduler(Stalling):
         given = room_for(event, observation, room or self.rooms(observation))
         return OfferedPlan(event.offer, event.facts, observation.card.kind, given)
 
-    def aimed(self, event: LoadRequested, observation: Observation) -> LoadRequested:
-        """The load, with the one card of several that it would be on now; as it is where it needs more than one."""
-        return self._decider(observation).aimed(event)
+    def given_back(self, name: str) -> frozenset[str]:
+        """The run of a model that is loaded, which gives its memory back before it is loaded anew; () of any other."""
+        running = self._instances.get(name)
+        is_loaded = running is not None and running.state not in ENDED | {S.STUCK}
+        return frozenset([running.run]) if running is not None and is_loaded else frozenset()
 
-    def would_evict(self, event: LoadRequested, observation: Observation) -> tuple[Instance, ...]:
-        """Idle models that a load would be the end of, were it asked for now; none of a model that runs already."""
-        running = self._instances.get(event.checkpoint.name)
-        if running is not None and running.state not in ENDED:
-            return ()
-        decision = self._decider(observation).decide(event)
+    def aimed(
+        self, event: LoadRequested, observation: Observation, gone: frozenset[str] = frozenset()
+    ) -> LoadRequested:
+        """The load, with the one card of several that it would be on now; as it is where it needs more than one.
+
+        Args:
+            event: the load.
+            observation: the cards now.
+            gone: runs that are thought away.
+        """
+        return self._decider(observation, gone).aimed(event)
+
+    def would_evict(
+        self, event: LoadRequested, observation: Observation, gone: frozenset[str] = frozenset()
+    ) -> tuple[Instance, ...]:
+        """Idle models that a load would be the end of, were it asked for now; some runs thought away."""
+        decision = self._decider(observation, gone).decide(event)
         if not isinstance(decision, Evict):
             return ()
         return tuple(each for each in self.instances if each.run in decision.runs)
@@ -239,9 +253,13 @@ class Scheduler(Stalling):
            machine goes to sleep: wait for its return.
         2. The model serves or is on its way up: answer, or join, if it has what was asked for; else refuse.
         3. It is on its way down: wait until it is gone, then decide again; one that does not stop is not waited for.
+           One that has ended is started again: a program's load waits for that, or is refused.
         4. Others wait for room: wait behind them, unless it could never fit.
-        5. Otherwise decide it.
+        5. Otherwise decide it. The start of what has ended makes room where requests wait for it.
         """
+        before = self._instances.get(event.checkpoint.name)
+        if event.attempt and before is not None and before.state in ENDED and before.successors:
+            event = replace(event, may_evict=True)
         if self.released:
             self._do(Failed(event.token, refusals.card_released()))
         elif event.attempt and event.checkpoint.name not in self._instances:
@@ -258,8 +276,10 @@ class Scheduler(Stalling):
     def _served_by_what_runs(self, event: LoadRequested) -> bool:
         """Whether what runs of the model answers this load, for good or ill, without any room."""
         current = self._instances.get(event.checkpoint.name)
-        if current is None or current.state in ENDED:
+        if current is None:
             return False
+        if current.state in ENDED:
+            return self._hold_back(current, event)
         if current.state in SERVING | ON_THE_WAY_UP:
             self._join(current, event)
         elif current.state is S.STUCK:
@@ -311,7 +331,7 @@ class Scheduler(Stalling):
         else:
             first = self._waiting[0]
             self._waiting.append(self._entry(event, f"its turn, after {first.name}"))
-            self._do(Queued(event.token, event.checkpoint.name, self._waiting[-1].why))
+            self._tell(self._waiting[-1])
 
     def _wait_asleep(self, event: LoadRequested) -> None:
         """Until the machine wakes up; then it is decided as any other."""
@@ -321,7 +341,7 @@ class Scheduler(Stalling):
         self._waiting.append(self._entry(event, WAKING))
         self._do(Queued(event.token, event.checkpoint.name, WAKING))
 
-    def _decider(self, observation: Observation) -> Decider:
+    def _decider(self, observation: Observation, gone: frozenset[str] = frozenset()) -> Decider:
         return Decider(
             observation=observation,
             ledger=self.ledger,
@@ -329,6 +349,7 @@ class Scheduler(Stalling):
             instances=self.instances,
             now_s=self.clock(),
             planner=lambda event, room: self.question(event, observation, room),
+            gone=gone,
         )
 
     # --- the queue ----------------------------------------------------------------------------------------------
@@ -452,7 +473,14 @@ class Scheduler(Stalling):
     def _tell_waiting(self, head: Waiting, why: str) -> None:
         if head.why != why:
             head.why = why
-            self._do(Queued(head.token, head.name, why))
+            self._tell(head)
+
+    def _tell(self, entry: Waiting) -> None:
+        """What it waits for, to all whom its end serves."""
+        held = self._instances.get(entry.name)
+        others = held.successors if held is not None and held.state in ENDED else ()
+        for token in (entry.token, *(each.token for each in others)):
+            self._do(Queued(token, entry.name, entry.why))
 
     def _join_followers(self, name: str) -> None:
         """Others who wait for a model that is coming up now need no room of their own."""
@@ -469,7 +497,7 @@ class Scheduler(Stalling):
         victims = [each for each in map(self.by_run, runs) if each is not None]
         for victim in victims:
             if victim.run in event.busy:
-                victim.is_silent = victim.busy is None
+                victim.is_silent = victim.busy is None and victim.run in event.silent
                 victim.busy = True
                 self._used(victim)
         if not self.asleep and all(self._may_go(victim, event.busy) for victim in victims):
@@ -526,3 +554,5 @@ class Scheduler(Stalling):
         self._move(instance, S.RESERVED, "admitted")
         self._move(instance, S.STARTING, "unit requested")
         self._do(StartUnit(event.run, made.spec))
+        for each in () if before is None else before.successors:
+            self._join(instance, as_it_comes(each))

@@ -164,6 +164,10 @@ class Sleep:
         """Models that are to be loaded again."""
         return tuple(each.name for each in self._set)
 
+    def wish(self, name: str) -> LoadWish | None:
+        """How a model is loaded again after the sleep; None of one that is not."""
+        return next((each.wish() for each in self._set if each.name == name), None)
+
     async def start(self) -> None:
         """Take up what the daemon's last life has left; the news of logind are taken from now on."""
         self._set = await asyncio.to_thread(self._store.kept)

@@ -14,14 +14,14 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.serving.commands import CTL
 from lllm3090d.serving.drains import Purpose
 from lllm3090d.serving.hangs import Step, Verdict, next_step
+from lllm3090d.serving.holding_back import HoldingBack
 from lllm3090d.serving.instance import SERVING, InstanceState
 from lllm3090d.serving.running import Instance
-from lllm3090d.serving.standing import Standing
 
 S = InstanceState
 
 
-class Stalling(Standing):
+class Stalling(HoldingBack):
     """State of everything that runs, waits or failed, with what gets nowhere."""
 
     def _see_verdict(self, instance: Instance, verdict: Verdict | None) -> None:

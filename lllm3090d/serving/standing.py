@@ -31,6 +31,7 @@ from lllm3090d.serving.events import (
     ResetDone,
     ResetRequested,
     Restore,
+    Resubmit,
     ResumeDone,
     ResumeRequested,
     TellEviction,
@@ -231,6 +232,8 @@ class Standing(Stopping):
                     instance.failure = None  # one that was to be restarted is not
             elif instance.state is S.FAILED and not (event.until_resume or event.for_sleep):
                 self._stay_down(instance)
+            elif event.until_resume and instance.next_attempt and instance.retry_at_s is None:
+                self._start_is_withdrawn(instance)
         going = [i for i in self._instances.values() if i.state in ON_THE_WAY_DOWN - {S.STUCK}]
         if going:
             names = tuple(instance.name for instance in going)
@@ -286,6 +289,7 @@ class Standing(Stopping):
     def _latch(self, instance: Instance, latch: Latch | None) -> None:
         if latch is not None:
             instance.latch_reason, instance.way_out = latch.reason, latch.way_out
+            instance.next_attempt = 0
             self._move(instance, S.LATCHED, latch.reason)
             self._forget_unit(instance)
 
@@ -312,7 +316,8 @@ class Standing(Stopping):
             card=event.card,
             arguments=event.arguments,
             retry_at_s=event.retry_at_s,
-            next_attempt=event.next_attempt,
+            # A reset of what stays down that was under way has ended with the daemon.
+            next_attempt=0 if event.latch_reason else event.next_attempt,
             latch_reason=event.latch_reason,
             way_out=event.way_out,
         )
@@ -336,7 +341,13 @@ class Standing(Stopping):
         if instance.state is S.FAILED:
             self._latch(instance, self._comebacks.refused(instance, event.error))
         elif instance.state is S.LATCHED:  # somebody has reset it, in vain
-            instance.failure = event.error
+            instance.failure, instance.next_attempt = event.error, 0
+        else:
+            return
+        held, instance.successors = instance.successors, []
+        for each in held:
+            is_down = instance.state is S.LATCHED
+            self._do(Resubmit(each) if is_down else Failed(each.token, event.error))
 
     def _on_reset(self, event: ResetRequested) -> None:
         instance = self._instances.get(event.name)
@@ -352,6 +363,13 @@ class Standing(Stopping):
             instance.retry_at_s, instance.next_attempt = None, 1
             self._start_again(instance, "reset by a person")
         self._do(ResetDone(event.token, event.name, instance.run, starts))
+
+    def _start_is_withdrawn(self, instance: Instance) -> None:
+        """Its start was under way when the card was given away: it is made after, or a person resets it again."""
+        if instance.state is S.FAILED:
+            instance.retry_at_s = self.clock()
+        elif instance.state is S.LATCHED:
+            instance.next_attempt = 0
 
     def _stay_down(self, instance: Instance) -> None:
         """What failed is not started again by itself."""

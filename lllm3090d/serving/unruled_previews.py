@@ -56,6 +56,8 @@ class UnruledPreview:
         holders: our models that run.
         host: what host memory beside the card can give; None where nobody limits it.
         check: somebody wants the engine's word beside ours.
+        free_bytes: really free on the card now; None where that is of no use.
+        given_back_bytes: what the model gives back first, where it is loaded; None where it is not.
     """
 
     event: LoadRequested
@@ -74,6 +76,8 @@ class UnruledPreview:
     holders: tuple[Holder, ...] = ()
     host: Budget | None = None
     check: bool = False
+    free_bytes: int | None = None
+    given_back_bytes: int | None = None
 
     async def plan(self, lookup: Lookup) -> PlanView:
         """The plan as clients see it.
@@ -84,7 +88,7 @@ class UnruledPreview:
         card, entry = self.card, self.known.entry_of(self.event.checkpoint)
         can_compute = entry is None or card.profile.can_compute(entry.least_compute_capability)
         here = self.state is not None and card.kind is not CardKind.CPU
-        ground = Ground(card.backend, card.kind, self.room, self.budget.live_bytes if here else None)
+        ground = Ground(card.backend, card.kind, self.room, self.free_bytes if here else None)
         offered = await offer(lookup, self.event, self.model, self.policy, ground)
         question = OfferedPlan(offered, self.model, card.kind, self.room)
         try:
@@ -103,6 +107,7 @@ class UnruledPreview:
             engine_check=EngineCheckView(where=Where.NOWHERE, agrees=None, text=NOTHING_TO_COMPARE)
             if self.check
             else None,
+            given_back_bytes=self.given_back_bytes,
         )
         return plan_view(
             self.event.checkpoint,

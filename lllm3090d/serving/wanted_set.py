@@ -16,6 +16,7 @@ from lllm3090d.errors import LlmError
 from lllm3090d.serving.events import EndWasAsked, Event, FailureRecalled, Restore, VictimsOwed
 from lllm3090d.serving.history import History
 from lllm3090d.serving.instance import ON_THE_WAY_UP, SERVING
+from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.restoring import Restoring
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.wanted import (
@@ -76,6 +77,7 @@ class WantedSet:
         configured: names that the settings mark autoload, in their order.
         named: the name of a model by what a person calls it; blocking, raises LlmError.
         settled: returns once what a login starts has taken its memory.
+        unsettled: what is waited for until then, as the end of a sentence; empty where nothing is.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class WantedSet:
         configured: Callable[[], Sequence[str]] = tuple,
         named: Callable[[str], str] = str,
         settled: Callable[[], Awaitable[None]] = at_once,
+        unsettled: Callable[[], str] = str,
     ) -> None:
         self._scheduler = scheduler
         self._restoring = restoring
@@ -98,6 +101,7 @@ class WantedSet:
         self._configured = configured
         self._named = named
         self._settled = settled
+        self._unsettled = unsettled
         restoring.on_settled = self.follow
         self._wants: dict[str, Want] = {}
         self._marks: tuple[Mark, ...] = ()  # made by command
@@ -105,6 +109,8 @@ class WantedSet:
         self._follows = False
         self._begun: Beginning | None = None
         self._occasion = Occasion.CONTINUED
+        self._is_beginning = False  # under another user manager, until what is due then is asked for
+        self._due: tuple[Want, ...] = ()  # what waits for the desktop to settle
         self._version = self._written_version = 0
         # Called after each change of the set.
         self.on_change: Callable[[], None] = lambda: None
@@ -119,6 +125,11 @@ class WantedSet:
     def wants(self) -> tuple[Want, ...]:
         """All that are wanted, in the order in which they came to be."""
         return tuple(self._wants.values())
+
+    def wish(self, name: str) -> LoadWish | None:
+        """How one that is wanted is loaded; None of any other."""
+        want = self._wants.get(name)
+        return None if want is None else want.wish()
 
     def mark_of(self, name: str) -> Mark:
         """How a model would be loaded at a login, were it marked now: as it is wanted, else as the settings say."""
@@ -163,7 +174,17 @@ class WantedSet:
         if problem is not None:
             later = ", and is tried later" if is_coming else ""
             return f"it could not be loaded again{later}: {problem.message}"
-        return "it is being loaded again" if is_coming else "its turn has not come"
+        return "it is being loaded again" if is_coming else self._why_not_yet(name)
+
+    def _why_not_yet(self, name: str) -> str:
+        unsettled = self._unsettled()
+        waits = unsettled and any(each.name == name for each in self._due)
+        return f"it waits for the desktop to settle: {unsettled}" if waits else "its turn has not come"
+
+    @property
+    def waits_for_desktop(self) -> bool:
+        """Whether anything that waits for the desktop to settle is still to be loaded."""
+        return any(self._is_due(each.name) for each in self._due)
 
     def problem_of(self, name: str) -> LlmError | None:
         """Why the last try to load one came to nothing."""
@@ -212,6 +233,8 @@ class WantedSet:
             text = f"no longer wanted: {why}"
             log.info("%s: %s", name, text)
             self._history.add(EventKind.RESTORE, model=name, message=text)
+        # Also where the daemon was killed in the midst of that, and something runs that was loaded meanwhile.
+        self._is_beginning = not _is_same(life, remembered.life)
         self._follows = True
         self._changed()
         self.follow()
@@ -227,11 +250,39 @@ class WantedSet:
             return
         due = begun.load
         if what is Occasion.LOGIN:
-            await self._settled()
+            # Before the desktop is waited for: what a person gives up meanwhile is not loaded then.
             due = self._want_marked(await self.marked())
-            # With the life: a daemon that is killed before this begins the login anew.
-        await self._live(self._life)
+        try:
+            if self._is_beginning and due:
+                due = await self._once_settled(due)
+            # A daemon that is killed, or stopped, before this begins the login anew.
+            await self._live(self._life)
+        finally:
+            self._due = ()
+        self._is_beginning = False
         await self._load(due, REASONS[what])
+
+    async def _once_settled(self, due: tuple[Want, ...]) -> tuple[Want, ...]:
+        """What of this is still to be loaded once the desktop has settled."""
+        self._due = due
+        await self._settled()
+        await self._let_go_unmarked()
+        if self._scheduler.released:
+            for name in (each.name for each in due if self._is_due(each.name)):
+                self._wants[name] = self._wants[name].model_copy(update={"lot": Lot.RELEASED})
+        self._changed()
+        self._due = tuple(each for each in due if self._is_due(each.name))
+        return self._due
+
+    async def _let_go_unmarked(self) -> None:
+        """What waits only because it was marked, for it never ran, is not wanted any more where it is not marked."""
+        if not self._due:
+            return
+        marked = {each.mark.name for each in await self.marked()}
+        for name in (each.name for each in self._due if not each.run and each.name not in marked):
+            if self._is_due(name):
+                del self._wants[name]
+        self._changed()
 
     def _want_marked(self, marked: Sequence[Marked]) -> tuple[Want, ...]:
         """From now on these are wanted, but what a person has loaded meanwhile is as it is."""
@@ -271,14 +322,17 @@ class WantedSet:
 
     def resumed(self) -> None:
         """The card is no longer given away: what was wanted comes back."""
-        due = []
+        back = []
         for name, want in tuple(self._wants.items()):
             is_there = self._scheduler.instance(name) is not None or name in self._restoring.coming
             if want.lot in {Lot.RELEASED, Lot.COMING} and not is_there:
-                due.append(want.model_copy(update={"lot": Lot.COMING}))
-                self._wants[name] = due[-1]
-        if due:
+                back.append(want.model_copy(update={"lot": Lot.COMING}))
+                self._wants[name] = back[-1]
+        if back:
             self._changed()
+        awaited = {each.name for each in self._due}  # these come by themselves
+        due = [each for each in back if each.name not in awaited]
+        if due:
             self._spawn(self._load(due, RESUMED))
 
     def forget(self, name: str | None = None) -> Want | None:
@@ -308,6 +362,7 @@ class WantedSet:
         was_marked = any(each.name == name for each in self._marks)
         await asyncio.to_thread(self._store.unmark, name)
         self._marks = await asyncio.to_thread(self._store.marks)
+        await self._let_go_unmarked()
         return was_marked
 
     def _scene(self) -> Scene:
@@ -342,7 +397,8 @@ class WantedSet:
         """The daemon ends in order, and says so to the next one."""
         if self._follows:
             await self.written()
-            await self._live(Life(self._life.boot, self._life.session, ended=True))
+            if not self._is_beginning:
+                await self._live(Life(self._life.boot, self._life.session, ended=True))
 
     async def _live(self, life: Life) -> None:
         self._tell_problem(await self._keep(life))
@@ -368,6 +424,11 @@ class WantedSet:
         if problem is not None and self.problem is None:
             log.error("%s", problem.message, extra={"hint": problem.hint})
         self.problem = problem
+
+
+def _is_same(life: Life, before: Life | None) -> bool:
+    """Whether both are under the same user manager."""
+    return before is not None and (life.boot, life.session) == (before.boot, before.session)
 
 
 def _restore(want: Want, reason: str) -> Restore:

@@ -23,14 +23,15 @@ from lllm3090d.files import exhausted
 from lllm3090d.gateway.service import GatewayService
 from lllm3090d.gpus.readings import Card
 from lllm3090d.serving.actors import CALLER, client
-from lllm3090d.serving.daemon import Answer, Daemon, Moved
+from lllm3090d.serving.answers import Answer, Moved
+from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.effects import LoadProgress
 from lllm3090d.serving.engine_views import details_view, engines_view, next_engine_view, running_views
 from lllm3090d.serving.events import Admitted, Failed, Joined, LoadDone, Queued
 from lllm3090d.serving.inspection import inspect
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.listings import Listings
-from lllm3090d.serving.observation import HOST
+from lllm3090d.serving.observation import HOST, Observation
 from lllm3090d.serving.placed import parts_of
 from lllm3090d.serving.plan_requests import load_wish
 from lllm3090d.serving.plan_views import plan_view
@@ -205,6 +206,12 @@ def _problem(error: LlmError | None) -> dict[str, Any] | None:
     return error.problem() if error else None
 
 
+def _beside(observation: Observation) -> LlmError | None:
+    """Why one of the cards beside the main one gives nothing."""
+    others = (state for state in observation.cards if state is not observation.main)
+    return next((state.problem for state in others if state.problem is not None), None)
+
+
 class ControlApi:
     """Routes and handlers; each converts, asks the daemon, converts back."""
 
@@ -288,6 +295,7 @@ class ControlApi:
                     daemon.scheduler.ledger.charged_bytes(card.uuid),
                     card_problem,
                 ),
+                cards_problem=_problem(daemon.cards_problem or _beside(observation)),
                 engine=engine.view,
                 engine_problem=engine.problem.problem() if engine.problem else None,
                 engine_choice=engine.selection.choice,
@@ -306,6 +314,7 @@ class ControlApi:
                 foreign_units=daemon.foreign_unit_views(),
                 released=daemon.scheduler.released,
                 wanted=await wanted_views(daemon.wanted, daemon.scheduler),
+                autoload_wait=daemon.desktop_wait.view(),
                 suspend=daemon.sleep.view(),
                 gateway=self.gateway.view() if self.gateway else None,
             )

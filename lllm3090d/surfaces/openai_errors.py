@@ -32,6 +32,7 @@ ABOUT_THE_MODEL = frozenset(
         ErrorCode.AMBIGUOUS_MODEL,
         ErrorCode.NO_MODELS,
         ErrorCode.NOT_LOADED,
+        ErrorCode.MODEL_LATCHED,
         ErrorCode.LOADED_DIFFERENTLY,
         ErrorCode.BAD_CHECKPOINT,
         ErrorCode.INCOMPLETE_CHECKPOINT,

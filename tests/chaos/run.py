@@ -21,7 +21,7 @@ from tests.chaos.told import events_since
 from tests.chaos.watch import UNTRUE_LIMIT_S, Findings, Watch, until
 
 LAST_LINES = 50
-EMPTY_S = 20.0
+EMPTY_S = 60.0
 MIB = 1 << 20
 
 

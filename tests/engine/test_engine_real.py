@@ -85,11 +85,11 @@ def _running(line: Launch, socket_path: Path) -> Iterator[subprocess.Popen[str]]
             yield it
         finally:
             it.terminate()
-            it.communicate(timeout=20)
+            it.communicate(timeout=LOAD_LIMIT_S)
 
 
 def _get(socket_path: Path, target: str) -> Any:
-    status, body = call(socket_path, "GET", target)
+    status, body = call(socket_path, "GET", target, timeout_s=LOAD_LIMIT_S)
     assert status == 200
     return json.loads(body)
 
@@ -108,9 +108,7 @@ def test_probe(build: Build, capabilities: Capabilities) -> None:
 def test_probe_is_remembered(build: Build) -> None:
     cache = ProbeCache()
     first = cache.get(build)
-    start = time.perf_counter()
-    assert cache.get(build) is first
-    assert time.perf_counter() - start < 0.5
+    assert cache.get(build) is first  # one that was asked again would be equal
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from lllm3090ctl.cli import cli
 from lllm3090d import wire
 from lllm3090d.errors import ErrorCode, LlmError
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Cut(enum.Enum):

@@ -28,11 +28,13 @@ def main_loops(pid: int) -> list[int]:
     polls = POLLS.get(platform.machine(), set())
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        name = (task / "comm").read_text().strip()
         try:
+            name = (task / "comm").read_text().strip()
             call = (task / "syscall").read_text().split()[0]
         except PermissionError:
             pytest.skip("threads of another process may not be looked at here")
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            continue
         if call in polls and name not in GLIB_OWN:
             found.append(int(task.name))
     return sorted(found)

@@ -22,7 +22,7 @@ from lllm3090d.gateway.house import Served
 from lllm3090d.gateway.port import Address, Port, bind
 from lllm3090d.gateway.record import Record
 from lllm3090d.gateway.upstream import Engine
-from lllm3090d.serving.daemon import Answer
+from lllm3090d.serving.answers import Answer
 from lllm3090d.serving.events import CancelDone, Failed, LoadDone
 from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.readiness import cgroups_of
@@ -141,6 +141,12 @@ class FakeHouse:
         self.may_load.set()
         self.failure: LlmError | None = None
         self.purposes: dict[str, Purpose] = {}
+        self.restarts = False  # an engine that ends is started again
+        self.held: dict[str, LlmError] = {}  # why those that have ended are not loaded
+        self.ended: set[str] = set()  # whose engine ends while it is loaded, and is started again
+        self.launched: dict[
+            str, Purpose
+        ] = {}  # those that are loaded for something else than they were promised as
 
     def serving_names(self) -> tuple[str, ...]:
         return tuple(sorted(self.serving))
@@ -149,6 +155,9 @@ class FakeHouse:
         if name not in self.engines:
             raise LlmError(ErrorCode.UNKNOWN_MODEL, f"There is no model {name}.", hint="See /v1/models.")
         return name
+
+    def promised(self, name: str) -> Purpose | None:
+        return self.purposes.get(name)
 
     async def purpose(self, name: str) -> Purpose:
         return self.purposes.get(name, Purpose.CHAT)
@@ -160,7 +169,13 @@ class FakeHouse:
         await self.may_answer.wait()
         group = min(cgroups_of(os.getpid()))
         return Served(
-            name, f"run-{name}", Engine(name, self.engines[name].path, group), self.slots, 4096, lease
+            name,
+            f"run-{name}",
+            Engine(name, self.engines[name].path, group),
+            self.slots,
+            4096,
+            lease,
+            self.launched.get(name) or await self.purpose(name),
         )
 
     def give_back(self, lease: str, keep_alive_s: float | None = None) -> None:
@@ -184,6 +199,16 @@ class FakeHouse:
         if wish.lease:
             self.leases.add(token)
         yield LoadDone(token, f"run-{name}")
+
+    async def comes_back(self, name: str, run: str) -> bool:
+        self.serving.discard(name)
+        return self.restarts
+
+    def held_back(self, name: str, within_s: float) -> LlmError | None:
+        return self.held.get(name)
+
+    def has_ended(self, name: str) -> bool:
+        return name in self.ended
 
     async def cancel(self, load_token: str) -> CancelDone:
         self.cancelled.append(load_token)

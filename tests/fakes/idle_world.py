@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 from lllm3090d.gateway.daemon_house import DaemonHouse
@@ -18,7 +18,8 @@ from lllm3090d.gateway.record import Record
 from lllm3090d.gateway.routes import Duty
 from lllm3090d.gateway.seating import Seating
 from lllm3090d.gateway.turns import Priority
-from lllm3090d.serving.daemon import Answer, Daemon
+from lllm3090d.serving.answers import Answer
+from lllm3090d.serving.daemon import Daemon
 from lllm3090d.serving.events import (
     Activity,
     CancelDone,
@@ -51,6 +52,7 @@ from lllm3090d.serving.idle import CAUSE, expired, ttl_s
 from lllm3090d.serving.instance import SERVING
 from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.serving.running import Instance
+from lllm3090d.serving.side_tasks import SideTasks
 from lllm3090d.serving.watching import Watching
 from lllm3090d.settings import Settings
 from tests.fakes.scheduler_world import CARD, GIB, World, status
@@ -103,7 +105,8 @@ class IdleWorld:
         self._numbers = itertools.count(1)
         self._answers: dict[str, asyncio.Queue[Any]] = {}
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = SideTasks(_raise)
+        self.spawn = self._tasks.spawn
         self._watching = Watching(
             scheduler=self.scheduler,
             observe=self.world.observation,
@@ -115,6 +118,9 @@ class IdleWorld:
         )
         self.seating = Seating(DaemonHouse(cast(Daemon, self)), asyncio.get_running_loop().time)
         self.spawn(self._write())
+
+    def wish_as_it_was(self, name: str) -> None:
+        """Nothing is loaded again by itself here."""
 
     # --- clients --------------------------------------------------------------------------------------------------
 
@@ -223,24 +229,11 @@ class IdleWorld:
         """Hand an event to the writer."""
         self._events.put_nowait(event)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something beside it."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            raise failure  # in a callback: the loop's handler has it
-
     async def close(self) -> None:
         """Nothing more."""
         self._watching.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.ended()
 
     async def _write(self) -> None:
         while True:
@@ -322,3 +315,7 @@ class IdleWorld:
         self.alive.discard(run)  # from the first moment it may answer nobody
         await asyncio.sleep(self._delay(0.05))
         self.submit(StopFinished(run, None))
+
+
+def _raise(failure: BaseException) -> None:
+    raise failure  # in a callback: the loop's handler has it

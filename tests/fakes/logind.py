@@ -35,11 +35,13 @@ SESSION_XML = f"""
   <property name="Active" type="b" access="read"/>
   <property name="Type" type="s" access="read"/>
   <property name="Class" type="s" access="read"/>
+  <property name="State" type="s" access="read"/>
+  <property name="TimestampMonotonic" type="t" access="read"/>
 </interface></node>
 """
 PROPERTIES = "org.freedesktop.DBus.Properties"
 IN_PROGRESS = NAME + ".OperationInProgress"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 MOST_SESSIONS = 4
 
 
@@ -51,6 +53,8 @@ class Session:
     kind: str
     active: bool = True
     of: str = "user"
+    uid: int = 1000
+    since_us: int = 0  # on the monotonic clock; 0 is not told
 
 
 @dataclass(eq=False)
@@ -169,7 +173,7 @@ class FakeLogind:
     ) -> None:
         if member == "ListSessions":
             rows = [
-                (str(number), 1000, "somebody", each.seat, f"{PATH}/session/{number}")
+                (str(number), each.uid, "somebody", each.seat, f"{PATH}/session/{number}")
                 for number, each in enumerate(self.sessions)
             ]
             call.return_value(GLib.Variant("(a(susso))", (rows,)))
@@ -179,6 +183,8 @@ class FakeLogind:
                 "Active": GLib.Variant("b", told.active),
                 "Type": GLib.Variant("s", told.kind),
                 "Class": GLib.Variant("s", told.of),
+                "State": GLib.Variant("s", "active" if told.active else "online"),
+                "TimestampMonotonic": GLib.Variant("t", told.since_us),
             }
             call.return_value(GLib.Variant("(a{sv})", (values,)))
         elif interface == PROPERTIES:

@@ -35,7 +35,7 @@ XML = f"""
 </interface></node>
 """
 USUAL = ("body", "body-markup", "actions", "persistence")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 MEMBERS = ("app", "replaces", "icon", "summary", "body", "actions", "hints", "expires_ms")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lllm3090d.notify import Notifier
 
-RECEIVE_TIMEOUT_S = 10.0
+RECEIVE_TIMEOUT_S = 60.0
 VARIABLES = ("WATCHDOG_USEC", "WATCHDOG_PID", "NOTIFY_SOCKET")
 
 

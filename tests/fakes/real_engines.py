@@ -25,7 +25,7 @@ from lllm3090d.gateway.models_list import ModelsList
 from lllm3090d.gateway.port import Address, Port, bind
 from lllm3090d.gateway.record import Record
 from lllm3090d.gateway.upstream import Engine
-from lllm3090d.serving.daemon import Answer
+from lllm3090d.serving.answers import Answer
 from lllm3090d.serving.events import CancelDone, Failed, LoadDone
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.listings import Listings
@@ -125,6 +125,22 @@ class EngineHouse:
         checkpoints = tuple(Checkpoint(each, model.path, (), 0) for each, model in self.models.items())
         return resolve(name, checkpoints, {}).name
 
+    def promised(self, name: str) -> Purpose | None:
+        """Its file tells."""
+        return None
+
+    async def comes_back(self, name: str, run: str) -> bool:
+        """Nothing is."""
+        return False
+
+    def held_back(self, name: str, within_s: float) -> LlmError | None:
+        """Nothing is."""
+        return None
+
+    def has_ended(self, name: str) -> bool:
+        """Nothing is started again here."""
+        return False
+
     async def purpose(self, name: str) -> Purpose:
         return purpose_of_kind(self.models[name].kind)
 
@@ -133,7 +149,9 @@ class EngineHouse:
             raise not_loaded(name, self.serving_names())
         model = self.models[name]
         engine = Engine(name, self._socket(name), self._group)
-        return Served(name, f"run-{name}", engine, model.slots, model.window_tokens, lease)
+        return Served(
+            name, f"run-{name}", engine, model.slots, model.window_tokens, lease, purpose_of_kind(model.kind)
+        )
 
     def give_back(self, lease: str, keep_alive_s: float | None = None) -> None:
         """Nothing is ever evicted."""
@@ -203,6 +221,12 @@ class RealWorld:
         with self.ended:
             assert self.ended.wait_for(lambda: not self.gateway.in_flight, START_LIMIT_S)
             return self.records[-1]
+
+    def ended_requests(self) -> int:
+        """How many requests have ended, once none is in flight."""
+        with self.ended:
+            assert self.ended.wait_for(lambda: not self.gateway.in_flight, START_LIMIT_S)
+            return len(self.records)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from typing import Any
 class UnixConnection(http.client.HTTPConnection):
     """A connection to a socket's path."""
 
-    def __init__(self, path: Path, timeout_s: float = 20) -> None:
+    def __init__(self, path: Path, timeout_s: float = 60) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
@@ -28,7 +28,7 @@ class UnixConnection(http.client.HTTPConnection):
             raise
 
 
-def call(path: Path, method: str, target: str, body: Any = None, timeout_s: float = 20) -> tuple[int, bytes]:
+def call(path: Path, method: str, target: str, body: Any = None, timeout_s: float = 60) -> tuple[int, bytes]:
     """Status and body of one request; ``body`` is sent as JSON."""
     with contextlib.closing(UnixConnection(path, timeout_s)) as connection:
         data = None if body is None else json.dumps(body)

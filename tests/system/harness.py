@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -31,9 +32,13 @@ UNITS = (DAEMON_UNIT, SOCKET_UNIT, GATEWAY_UNIT, "lllm3090.slice")
 # What a test kills is to stay down, so that it can be looked at; tests of restarts say otherwise.
 # The usual port is taken by one daemon only, and several are tested at a time.
 SETTINGS = {"restart_failed": "false", "gateway_port": "0"}
+# For what takes a moment where nothing else is done: a machine that others use may stand still for seconds.
+PATIENCE_S = 60.0
+# For an answer: the threads of a real engine wait for each other at every step, and take minutes beside other programs.
+ANSWER_S = 240.0
 
 
-def eventually(question: Callable[[], T | None], within_s: float = 20.0, what: str = "") -> T:
+def eventually(question: Callable[[], T | None], within_s: float = PATIENCE_S, what: str = "") -> T:
     """Ask until the answer is true; the deadline is an error."""
     deadline = time.monotonic() + within_s
     while True:
@@ -48,7 +53,7 @@ def eventually(question: Callable[[], T | None], within_s: float = 20.0, what: s
 class UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
-    def __init__(self, path: Path | str, timeout: float = 60.0) -> None:
+    def __init__(self, path: Path | str, timeout: float = ANSWER_S) -> None:
         super().__init__("localhost", timeout=timeout)
         self.path = path
 
@@ -73,7 +78,7 @@ class Answer:
 
 
 def http_request(
-    path: Path | str, method: str, target: str, body: bytes | None = None, timeout: float = 60.0
+    path: Path | str, method: str, target: str, body: bytes | None = None, timeout: float = ANSWER_S
 ) -> Answer:
     """One request on a Unix socket."""
     connection = UnixConnection(path, timeout)
@@ -103,6 +108,26 @@ def model_units() -> dict[str, str]:
     """Loaded units of models and their ActiveState."""
     text = systemctl("list-units", "--all", "--plain", "--no-legend", "--type=service", "lllm3090-*.service")
     return {line.split()[0]: line.split()[2] for line in text.splitlines() if line.strip()}
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process exists, its remains included that nobody has collected yet."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def until_no_units() -> None:
+    """Wait until no unit of a model is loaded: one that has failed is reset beside the answer to its client."""
+    eventually(lambda: model_units() == {}, what="no unit of a model is left")
+
+
+def free_port() -> int:
+    """One that nobody listens on, and that the kernel gives to no connection meanwhile."""
+    with contextlib.closing(socket.socket()) as sock:
+        while True:
+            port = random.randrange(20_000, 30_000)  # noqa: S311  # below those of connections
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                return port
 
 
 @dataclass
@@ -173,6 +198,17 @@ class Service:
         """Start it; returns when it has said READY=1."""
         systemctl("start", DAEMON_UNIT)
 
+    def reload(self) -> None:
+        """Have it read its settings again, and wait until it has: systemd only sends the signal."""
+
+        def readings() -> int:
+            lines = self.request("GET", "/v1/events").body.splitlines()
+            return sum(json.loads(line)["kind"] == "settings" for line in lines)
+
+        before = readings()
+        systemctl("reload", DAEMON_UNIT)
+        eventually(lambda: readings() > before, what="the settings are read again")
+
     def stop(self) -> None:
         """Stop it; models go on."""
         systemctl("stop", SOCKET_UNIT, GATEWAY_UNIT, DAEMON_UNIT)
@@ -203,7 +239,7 @@ class Service:
     # --- its clients --------------------------------------------------------------------------------------------
 
     def ctl(
-        self, *arguments: str, check: bool = True, timeout: float = 120.0
+        self, *arguments: str, check: bool = True, timeout: float = ANSWER_S
     ) -> subprocess.CompletedProcess[str]:
         """Run ``lllm3090ctl``."""
         done = subprocess.run(
@@ -223,7 +259,7 @@ class Service:
         """Run ``lllm3090ctl --json``; its only document."""
         return json.loads(self.ctl(*arguments, "--json").stdout)
 
-    def request(self, method: str, target: str, body: Any = None, timeout: float = 60.0) -> Answer:
+    def request(self, method: str, target: str, body: Any = None, timeout: float = ANSWER_S) -> Answer:
         """One request to the control API; a body that is no bytes is sent as JSON."""
         raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         return http_request(self.control_socket, method, target, raw, timeout)

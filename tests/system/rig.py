@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lllm3090d.surfaces.notices import Notice, Notices
+from lllm3090d.wire import Event
 from lllm3090d.wire_cards import Gpus, GpuView
 from tests.fakes.engine import edited_state, install_fake_engine, set_behaviour
 from tests.fakes.gguf_files import write_llama
@@ -95,6 +98,14 @@ class Rig:
         eventually(lambda: self.service.main_pid() not in {0, old}, what="the daemon is back")
         eventually(lambda: systemctl("is-active", DAEMON_UNIT, check=False).strip() == "active")
 
+    def kill_engine(self, instance: Mapping[str, Any]) -> None:
+        """End one that would not end by itself."""
+        os.kill(instance["main_pid"], signal.SIGKILL)
+
+    def give_back(self, instance: Mapping[str, Any]) -> None:
+        """The driver has all that an engine left on the card."""
+        self.nvml.remove_process(instance["main_pid"])
+
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def load(self, model: str, **options: Any) -> dict[str, Any]:
@@ -153,6 +164,12 @@ class Rig:
         lines = self.service.request("GET", "/v1/events").body.splitlines()
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
+    def notices(self) -> list[Notice]:
+        """What the desktop would be told of all that has happened."""
+        told, lines = Notices(), self.service.request("GET", "/v1/events").body.splitlines()
+        made = [told.of(Event.model_validate_json(line), 0.0) for line in lines]
+        return [each for each in made if isinstance(each, Notice)]
+
     def until(self, model: str, *states: str) -> None:
         """Wait until a model is in one of these states."""
         eventually(lambda: self.states().get(model) in states, what=f"{model} is {' or '.join(states)}")
@@ -184,7 +201,9 @@ class Rig:
         """
         instances = {each["name"]: each for each in self.service.instances().values()}
         serving = [each for each in instances.values() if each["state"] in {"ready", "busy"}]
-        assert set(model_units()) == {each["unit"] for each in serving}
+        # A unit that has failed is reset beside everything else.
+        units = {each["unit"] for each in serving}
+        eventually(lambda: set(model_units()) == units, what=f"{units} are all units: {model_units()}")
         gpu = self.gpu()
         held = self.on_card()
         assert {each["main_pid"] for each in serving} <= set(held)
@@ -265,7 +284,7 @@ class Follower:
         if self._connection.sock is not None:
             with contextlib.suppress(OSError):
                 self._connection.sock.shutdown(2)
-        self._thread.join(10)
+        self._thread.join(60)
         self._connection.close()
 
     def until(self, state: str, models: Sequence[str]) -> None:

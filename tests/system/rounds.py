@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,11 @@ from tests.system.rig import ROOM_MIB, Follower, Lines, Rig
 RIVALS = {"alpha": 13.0, "beta": 12.0}  # GiB; each fits, both do not
 # How both ask, and how their streams end.
 SERVED, REFUSED, NOT_NOW = "ready", "insufficient_vram", "queue_timed_out"
+# In this one the later of both must meet the other on its way up: one that was ready would make room.
+HASTY = "neither waits"
 KINDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
     "both wait": ({}, {SERVED: 2}),
-    "neither waits": ({"wait": False}, {SERVED: 1, NOT_NOW: 1}),
+    HASTY: ({"wait": False}, {SERVED: 1, NOT_NOW: 1}),
     "both pinned": ({"pin": True}, {SERVED: 1, REFUSED: 1}),
 }
 JITTER_S = 0.004  # the later of two may be so much later
@@ -79,7 +82,7 @@ def race(rig: Rig, rounds: int, seed: int = 1) -> Tally:
         for number in range(rounds):
             began = time.monotonic()
             kind = tuple(KINDS)[number % len(KINDS)]
-            endings = _one_race(rig, KINDS[kind][0], chance)
+            endings = _one_race(rig, KINDS[kind][0], chance, held=kind == HASTY)
             assert endings == KINDS[kind][1], (number, kind, endings)
             tally.endings.setdefault(kind, Counter()).update(endings)
             _empty(rig)
@@ -93,7 +96,10 @@ def race(rig: Rig, rounds: int, seed: int = 1) -> Tally:
     return tally
 
 
-def _one_race(rig: Rig, options: Mapping[str, Any], chance: random.Random) -> Counter[str]:
+def _one_race(rig: Rig, options: Mapping[str, Any], chance: random.Random, *, held: bool) -> Counter[str]:
+    """How both ended. Held: the load that is admitted goes on when the other one is answered."""
+    if held:
+        rig.behave(load_held=True)
     start = threading.Barrier(len(RIVALS))
     names = list(RIVALS)
     chance.shuffle(names)
@@ -102,6 +108,9 @@ def _one_race(rig: Rig, options: Mapping[str, Any], chance: random.Random) -> Co
         rig.clients.submit(_ask, rig, name, options, start, delay)
         for name, delay in zip(names, delays, strict=True)
     ]
+    if held:
+        wait(racing, 60, FIRST_COMPLETED)
+        rig.behave(load_held=False)
     endings = Counter(each.result(60) for each in racing)
     serving = [name for name, state in rig.states().items() if state in {"ready", "busy"}]
     assert len(serving) == 1  # of two that were served in turn the first has gone

@@ -15,7 +15,7 @@ from lllm3090d.bus.systemd import Event, SystemdManager, UnitChanged, UnitGone, 
 from lllm3090d.bus.thread import BusThread
 
 T = TypeVar("T")
-EVENT_TIMEOUT_S = 20.0
+EVENT_TIMEOUT_S = 60.0  # a machine that others use may stand still for seconds
 SLEEP = ("/bin/sleep", "300")
 BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 
@@ -23,7 +23,11 @@ BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.D
 def systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     """``systemctl --user``, whatever comes of it."""
     return subprocess.run(
-        ["systemctl", "--user", *arguments], capture_output=True, text=True, check=False, timeout=30
+        ["systemctl", "--user", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=EVENT_TIMEOUT_S,
     )
 
 

@@ -63,7 +63,7 @@ class UnixAdapter(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
         """One request on a connection of its own."""
         assert request.method is not None and isinstance(request.body, str | bytes | None)
-        connection = UnixConnection(self._path, timeout=30)
+        connection = UnixConnection(self._path, timeout=100)
         try:
             connection.request(request.method, request.path_url, request.body, dict(request.headers))
             answer = connection.getresponse()

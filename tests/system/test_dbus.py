@@ -145,7 +145,8 @@ def test_a_model_is_loaded_and_unloaded_over_d_bus_alone(rig: Rig, client: Clien
         assert seen[key] == instance[value]
     (listed,) = client.call("ListInstances")
     assert listed[0] == model and listed[1]["run"] == seen["Run"] and listed[1]["pinned"] is False
-    # What was told meanwhile, in order.
+    # What was told meanwhile, in order; the job may be over a moment before its last state is told.
+    client.until("InstanceStateChanged", lambda told: told[3][2:4] == (seen["Run"], "ready"))
     states = [told[3] for told in client.told if told[2] == "InstanceStateChanged"]
     assert [told[3] for told in states] == ["reserved", "starting", "loading", "ready"]
     assert {told[:3] for told in states} == {(model, "alpha", seen["Run"])}

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,16 @@ from manual.shell import Shell
 from tests.fakes.engine import install_fake_engine, set_behaviour
 from tests.fakes.model_files import published, write
 from tests.fakes.nvml import FakeNvml
-from tests.system.harness import BIN, DAEMON_UNIT, GATEWAY_UNIT, Service, model_units, running, systemctl
+from tests.system.harness import (
+    BIN,
+    DAEMON_UNIT,
+    GATEWAY_UNIT,
+    Service,
+    free_port,
+    model_units,
+    running,
+    systemctl,
+)
 from tests.system.rig import DEVICE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -125,7 +133,7 @@ class Scene:
         for key in self.service.ctl_json("key", "list")["keys"]:
             self.service.ctl("key", "remove", key["name"])
         self.service.config_file.unlink(missing_ok=True)
-        systemctl("reload", DAEMON_UNIT)
+        self.service.reload()
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
         (self.work / "script.py").write_text(SCRIPT)
@@ -161,13 +169,6 @@ def units_of(page: str) -> list[tuple[str, str]]:
     return re.findall(
         r"^`~/\.config/systemd/user/([\w.-]+)`:\n\n```ini\n(.*?)```", text, re.DOTALL | re.MULTILINE
     )
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,9 +128,7 @@ def test_an_engine_that_hangs(enabled: Service, tmp_path: Path) -> None:
     server = executable(tmp_path / "hung" / "llama-server", HANGS)
     enabled.configure(llama_dir=str(server.parent))
     systemctl("restart", DAEMON_UNIT)
-    began_s = time.monotonic()
-    status, lines = doctor(enabled)
-    assert time.monotonic() - began_s < 60
+    status, lines = doctor(enabled)  # which has a limit itself
     assert status == 11
     assert lines["engine"]["level"] == "fail"
     assert "did not answer --version" in lines["engine"]["message"]

@@ -15,14 +15,15 @@ import pytest
 
 from lllm3090d.engines.crash_causes import CrashCause
 from tests.system.conftest import PRIVATE_MANAGER
-from tests.system.harness import DAEMON_UNIT, http_request, model_units, systemctl
 from tests.system.harness import eventually as eventually_within
+from tests.system.harness import http_request, until_no_units
 from tests.system.rig import Rig, now_s, rigged
 
 pytestmark = pytest.mark.system
 
 MODELS = {"one": 2.0, "two": 2.0}
-PATIENCE_S, DRAIN_S, STOP_S = 0.5, 0.5, 20.0
+# An engine that has no core for as long as its patience counts as stalled.
+PATIENCE_S, DRAIN_S, STOP_S = 1.5, 0.5, 300.0
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +50,19 @@ def rig(shared: Rig) -> Iterator[Rig]:
     shared.behave(held=False, prompt_steps=0)
     for name in shared.states():
         shared.service.ctl("unload", name, "--force")
-    assert model_units() == {}
-    assert list((shared.service.control_socket.parent / "engines").iterdir()) == []
+    until_no_units()  # one that had to be killed has failed
+    engines = shared.service.control_socket.parent / "engines"
+    eventually(lambda: list(engines.iterdir()) == [], "no socket is left")
     assert shared.on_card() == {}
 
 
 def policy(rig: Rig, word: str) -> None:
     rig.service.config_file.write_text(f'hang_policy = "{word}"\n')
-    before = len(rig.events("settings"))
-    systemctl("reload", DAEMON_UNIT)
-    eventually(lambda: len(rig.events("settings")) > before, "the settings are read again")
+    rig.service.reload()
 
 
 def eventually(question: Any, what: str) -> Any:
-    return eventually_within(question, 30.0, what)
+    return eventually_within(question, what=what)
 
 
 def of(rig: Rig, name: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_requests_end_and_nobody_else_gets_in_whatever_becomes_of_the_daemon(rig
     # Its daemon dies, and the next one goes on with it.
     rig.kill_daemon()
     with pytest.raises((OSError, ValueError)):
-        first.result(20)
+        first.result(60)
     after = drains(rig, "one", 1)
     assert (after["run"], after["main_pid"]) == (instance["run"], instance["main_pid"])
     assert after["drain"]["remaining_s"] <= seen["drain"]["remaining_s"]
@@ -117,11 +117,11 @@ def test_requests_end_and_nobody_else_gets_in_whatever_becomes_of_the_daemon(rig
     # Who wants it again waits, and who wants it gone waits for the same end.
     load = rig.load_later("one")
     second = unload_later(rig, "two")
-    assert second.result(20)["code"] == "not_loaded"
+    assert second.result(60)["code"] == "not_loaded"
     eventually(lambda: rig.events("drain"), "the next daemon tells of it")
     rig.behave(held=False)
-    assert answer.result(20).status == 200
-    assert load.result(20)[-1]["kind"] == "ready"
+    assert answer.result(60).status == 200
+    assert load.result(60)[-1]["kind"] == "ready"
     texts = [each["message"] for each in told(rig, "drain", "one")]
     assert texts[0].startswith("waits for 1 request to end, for ")
     assert texts[-1] == "all requests have ended"
@@ -133,10 +133,10 @@ def test_the_time_is_bounded_and_force_is_at_once(rig: Rig) -> None:
     answer = rig.ask_later(rig.load_ready("one"))
     began_s = now_s()
     done = rig.service.ctl("unload", "one")
-    assert DRAIN_S <= now_s() - began_s < STOP_S
+    assert DRAIN_S <= now_s() - began_s < 60
     assert done.stdout.rstrip().endswith("; 1 request was cut off")
     with pytest.raises((OSError, ValueError)):
-        answer.result(20)
+        answer.result(60)
     # An engine that does not stop, drained for long, and then by force.
     rig.behave(ignore_sigterm=True)
     instance = rig.load_ready("one")
@@ -146,16 +146,16 @@ def test_the_time_is_bounded_and_force_is_at_once(rig: Rig) -> None:
     drains(rig, "one", 1)
     began_s = now_s()
     assert rig.service.ctl("unload", "one", "--force").returncode == 0
-    assert now_s() - began_s < STOP_S
-    assert waiting.result(20)["unfinished"] == 1
+    assert now_s() - began_s < 60
+    assert waiting.result(60)["unfinished"] == 1
     for each in answers:
         with pytest.raises((OSError, ValueError)):
-            each.result(20)
+            each.result(60)
     # Without requests nobody waits.
     rig.load_ready("two")
     began_s = now_s()
-    assert rig.unload("two")["unfinished"] == 0
-    assert now_s() - began_s < DRAIN_S
+    assert unload_later(rig, "two", drain_s=600.0).result(60)["unfinished"] == 0
+    assert now_s() - began_s < 60
     assert told(rig, "drain", "two") == []
     answer_of_both = rig.service.request(
         "POST", "/v1/unload", {"model": "two", "force": True, "drain_s": 1.0}
@@ -166,7 +166,7 @@ def test_the_time_is_bounded_and_force_is_at_once(rig: Rig) -> None:
 def test_one_that_freezes_is_reported_and_one_that_gets_on_is_not(rig: Rig) -> None:
     slow, frozen = rig.load_ready("two"), rig.load_ready("one")
     # A prompt that goes on for as long as the rest of this test takes.
-    rig.behave(prompt_steps=200, prompt_step_s=0.2)
+    rig.behave(prompt_steps=3000, prompt_step_s=0.2)
     rig.ask_later(slow)
     rig.behave(prompt_steps=0, held=True)
     answer = rig.ask_later(frozen)
@@ -181,7 +181,7 @@ def test_one_that_freezes_is_reported_and_one_that_gets_on_is_not(rig: Rig) -> N
     assert event["actor"]["kind"] == "engine"
     assert event["details"]["stalled_s"] > event["details"]["patience_s"]
     rig.behave(held=False)
-    assert answer.result(20).status == 200
+    assert answer.result(60).status == 200
     rig.until("one", "ready")
     # One that does not even answer to /health.
     os.kill(frozen["main_pid"], signal.SIGSTOP)
@@ -206,7 +206,7 @@ def test_it_is_restarted_as_it_was_and_the_second_time_left_down(rig: Rig) -> No
 
     second = eventually(back, "it is back")
     with pytest.raises((OSError, ValueError)):
-        answer.result(20)
+        answer.result(60)
     assert (second["context_tokens"], second["pinned"], second["attempt"]) == (8192, True, 1)
     states = [each["state"] for each in told(rig, "state", "one") if each["run"] == first["run"]]
     assert states[-4:] == ["stalled", "stopping", "releasing", "failed"]
@@ -218,7 +218,7 @@ def test_it_is_restarted_as_it_was_and_the_second_time_left_down(rig: Rig) -> No
     assert "so it had before its last start" in down["latch_reason"]
     assert down["way_out"].endswith("lllm3090ctl reset one")
     assert "the engine hung" in rig.service.ctl("history", "one").stdout
-    assert model_units() == {}
+    until_no_units()
     rig.behave(held=False)
     rig.service.ctl("reset", "one")
     rig.until("one", "ready")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +24,11 @@ RULES = '{"aster": {"efforts": "low", "fallback": "low", "floor_tokens": 50}}'
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = {"gateway_models": '{"claude-*": "aster"}', "gateway_reasoning": RULES}
+    settings = {
+        "gateway_models": '{"claude-*": "aster"}',
+        "gateway_reasoning": RULES,
+        "restart_failed": "true",
+    }
     with rigged(tmp_path_factory.mktemp("rig"), MODELS, settings) as made:
         yield made
 
@@ -119,8 +125,6 @@ def test_status_tells_where_it_is(rig: Rig) -> None:
 
 def test_what_was_asked_is_told(rig: Rig) -> None:
     """By the client and in the metrics, beyond the daemon's end, without a word of it."""
-    assert chat(rig, "nobody").status == 404
-    assert chat(rig, "birch", messages=[{"role": "user", "content": "a secret"}]).status == 200
 
     def asked(*more: str) -> list[dict[str, Any]]:
         return [
@@ -128,12 +132,21 @@ def test_what_was_asked_is_told(rig: Rig) -> None:
             for line in rig.service.ctl("requests", "birch", "--json", *more).stdout.splitlines()
         ]
 
-    last = asked("-n", "1")[0]
+    before = asked("-n", "1")
+
+    def another() -> list[dict[str, Any]] | None:
+        return now if (now := asked("-n", "1")) != before else None
+
+    assert chat(rig, "nobody").status == 404
+    assert chat(rig, "birch", messages=[{"role": "user", "content": "a secret"}]).status == 200
+    # A client has its answer before it is written down.
+    last = eventually(another, what="it is told")[0]
     assert (last["model"], last["status"], last["outcome"]) == ("birch", 200, "served")
     assert 0 < last["first_byte_s"] <= last["total_s"]
     assert any(each["load_s"] > 0 for each in asked())
     table = rig.service.ctl("requests", "-n", "50").stdout
-    assert "404 unknown_model" in table and last["request_id"] in table
+    assert last["request_id"] in table
+    eventually(lambda: "404 unknown_model" in rig.service.ctl("requests", "-n", "50").stdout)
     scraped = rig.service.request("GET", "/metrics").body.decode()
     assert 'lllm3090_gateway_requests_total{model="birch",outcome="served"}' in scraped
     assert 'lllm3090_gateway_refusals_total{code="unknown_model"}' in scraped
@@ -153,6 +166,22 @@ def test_a_page_of_another_origin_cannot_load_anything(rig: Rig) -> None:
         answer = call(number, "POST", "/v1/chat/completions", {"model": "aster", "messages": []}, **headers)
         assert answer.status == 403
     assert set(rig.states()) == before
+
+
+def test_a_request_after_a_crash_gets_the_launch_that_was_asked_for(rig: Rig) -> None:
+    for model in rig.states():
+        rig.unload(model)
+    asked = rig.load_ready("cedar", context_tokens=2048, pin=True)
+    os.kill(asked["main_pid"], signal.SIGKILL)
+    eventually(
+        lambda: rig.service.instances()["cedar"]["main_pid"] != asked["main_pid"], what="it is noticed"
+    )
+    assert chat(rig, "cedar").status == 200
+    now = rig.service.instances()["cedar"]
+    assert now["run"] != asked["run"]
+    assert (now["context_tokens"], now["pinned"]) == (asked["context_tokens"], True)
+    assert asked["context_tokens"] == 2048
+    rig.unload("cedar")
 
 
 def test_the_gateway_goes_on_with_the_next_daemon(rig: Rig) -> None:

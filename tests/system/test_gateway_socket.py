@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,18 +14,13 @@ from tests.system.harness import (
     SOCKET_UNIT,
     Service,
     eventually,
+    free_port,
     properties,
     running,
     systemctl,
 )
 
 pytestmark = pytest.mark.system
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +82,8 @@ def test_the_first_request_starts_the_daemon(made: tuple[Service, int]) -> None:
 def test_requests_wait_while_the_daemon_starts_anew(made: tuple[Service, int]) -> None:
     service, port = made
     start_over()
-    old = service.main_pid()
     assert ask(port) == 200
+    old = service.main_pid()
     systemctl("restart", "--no-block", DAEMON_UNIT)
     eventually(lambda: service.main_pid() != old, what="the daemon is another one")
     assert ask(port) == 200

@@ -213,10 +213,11 @@ def test_a_disk_that_takes_nothing_stops_nothing_and_its_gap_is_told(fake: Servi
         return next((each for each in events(fake, f"?since={before}") if each["kind"] == "gap"), None)
 
     told = eventually(gap, within_s=60, what="the gap is told")
-    assert told["details"]["count"] == lost
-    assert told["message"].startswith(f"{lost} events were not recorded from ")
+    count = told["details"]["count"]
+    assert count >= lost  # there may be more since it was asked
+    assert told["message"].startswith(f"{count} events were not recorded from ")
     assert fake.main_pid() == pid
-    assert fake.request("GET", "/v1/status").json()["history_problem"] is None
+    eventually(lambda: fake.request("GET", "/v1/status").json()["history_problem"] is None)
     systemctl("restart", DAEMON_UNIT)
     kept = [each["seq"] for each in events(fake)]
     first, last = told["details"]["first_seq"], told["details"]["last_seq"]
@@ -228,8 +229,8 @@ def test_a_disk_that_takes_nothing_stops_nothing_and_its_gap_is_told(fake: Servi
 def test_logs_from_a_moment_on(fake: Service) -> None:
     fake.load("tiny")
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    old = fake.ctl("logs", "tiny").stdout
-    assert "listening" in old
+    # Its last words, which journald may have a moment later.
+    old = eventually(lambda: "listening" in (text := fake.ctl("logs", "tiny").stdout) and text)
     assert fake.ctl("logs", "tiny", "--since", "1h").stdout == old
     assert fake.ctl("logs", "tiny", "--since", "2099-01-01").stdout == ""
     assert fake.request("GET", f"/v1/instances/tiny/logs?since={now}").status == 200
@@ -249,7 +250,7 @@ def follows_until_the_unload(service: Service) -> None:
         first = follower.stdout.readline()
         assert first
         service.request("POST", "/v1/unload", {"model": "tiny"})
-        killer = threading.Timer(30, follower.kill)
+        killer = threading.Timer(90, follower.kill)
         killer.start()
         rest = follower.stdout.read()
         assert follower.wait() == 0, rest
@@ -257,16 +258,19 @@ def follows_until_the_unload(service: Service) -> None:
 
 
 def test_the_journal_is_probed() -> None:
-    access = asyncio.run(probe_journal())
+    access = asyncio.run(probe_journal(timeout_s=60.0))
     assert access.is_readable, access.problem
 
 
 def test_a_journal_that_cannot_be_read_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for script, reason in ((f"echo '{CLOSED}' >&2\nexit 1", CLOSED), ("exec sleep 60", "does not show")):
+    for script, reason, limit_s in (
+        (f"echo '{CLOSED}' >&2\nexit 1", CLOSED, 60.0),
+        ("exec sleep 60", "does not show", 1.0),
+    ):
         (tmp_path / "journalctl").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "journalctl").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        access = asyncio.run(probe_journal(timeout_s=1.0))
+        access = asyncio.run(probe_journal(timeout_s=limit_s))
         assert not access.is_readable
         assert access.problem is not None
         assert reason in access.problem.message

@@ -14,7 +14,7 @@ from lllm3090d.wire_cards import ExplainView, Gpus, PartKind
 from tests.fakes.engine import install_fake_engine, set_behaviour
 from tests.fakes.gguf_files import write_llama
 from tests.fakes.nvml import FakeNvml
-from tests.system.harness import BIN, Service, running
+from tests.system.harness import BIN, Service, eventually, running
 
 pytestmark = pytest.mark.system
 
@@ -74,7 +74,7 @@ def test_a_card_before_while_and_after_a_model_is_on_it(carded: Service) -> None
     carded.load("one")
     view = gpus(carded)
     (card,) = view.gpus
-    assert card.reading is not None and card.reading.age_s < 5
+    assert card.reading is not None and card.reading.age_s < 30
     assert sum(part.bytes for part in card.parts) == card.reading.total_bytes == 24576 * MIB
     (held,) = card.reservations
     assert (held.model, held.state, held.held_bytes) == ("one", "confirmed", 1200 * MIB)
@@ -103,8 +103,15 @@ def test_a_refusal_is_counted_by_its_code(carded: Service) -> None:
 def test_a_real_engine_tells_what_was_foreseen(service: Service) -> None:
     """Its figures for model and cache are those of the price, to the rounding of its log."""
     service.load(SMOLLM2, context_tokens=4096, parallel=2, arguments=["-lv", "4"])
-    answer = service.request("GET", f"/v1/models/{SMOLLM2}/explain")
-    view = ExplainView.model_validate_json(answer.body)
+
+    def explained() -> ExplainView | None:
+        answer = service.request("GET", f"/v1/models/{SMOLLM2}/explain")
+        view = ExplainView.model_validate_json(answer.body)
+        (memory,) = view.memories
+        told = {part.part for part in memory.parts if part.engine_bytes is not None}
+        return view if told >= {"model", "context", "output", "compute"} else None
+
+    view = eventually(explained, what="journald has what the engine says of its memory")
     (memory,) = view.memories
     parts = {part.part: part for part in memory.parts}
     for name in ("model", "context", "output"):
@@ -123,7 +130,8 @@ def test_a_silent_engine_says_how_to_make_it_speak(service: Service) -> None:
     service.load(SMOLLM2, context_tokens=2048)
     text = page(service, "explain", SMOLLM2)
     assert f"lllm3090ctl load {SMOLLM2} -- -lv 4" in text
-    assert page(service, "ps").splitlines()[1].split()[:3] == [SMOLLM2, "ready", "idle"]
+    seen = [SMOLLM2, "ready", "idle"]  # once it has been looked at
+    eventually(lambda: page(service, "ps").splitlines()[1].split()[:3] == seen, what=str(seen))
     (host,) = gpus(service).gpus
     assert host.profile == "no-gpu"
     assert sum(part.bytes for part in host.parts) == (host.reading and host.reading.total_bytes)

@@ -15,7 +15,7 @@ from lllm3090d.bus.thread import session_bus_address
 from tests.fakes.notification_service import FakeNotifications
 from tests.system.conftest import PRIVATE_MANAGER
 from tests.system.dbus_scene import Client
-from tests.system.harness import DAEMON_UNIT, eventually, systemctl
+from tests.system.harness import eventually, systemctl
 from tests.system.rig import Rig, rigged
 from tests.system.test_gateway import chat
 
@@ -173,7 +173,7 @@ def test_a_service_that_is_not_there_comes_late_or_hangs_harms_nobody(shared: Ri
     # Switched off by a reload.
     after = FakeNotifications(session_bus_address())
     shared.service.config_file.write_text('notifications = "failed"\n')
-    systemctl("reload", DAEMON_UNIT)
+    shared.service.reload()
     assert chat(shared, "huge").status == 507
     shared.behave(crash_during_load=FAULT)
     assert shared.load("alpha")["kind"] == "failed"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lllm3090d.settings import NoticeTopic
 from tests.fakes.engine import edited_state
 from tests.fakes.nvml import FakeProcess
 from tests.system.harness import eventually, model_units
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.system
 
 MODELS = {**RIVALS, "small": 1.0}
 GRACE_S = "0.1"
-LOOKS_S = 30.0  # three looks at the card, each 5 s after the one before
+LOOKS_S = 60.0  # three looks at the card, each 5 s after the one before
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_release_frees_everything_whatever_it_does(rig: Rig) -> None:
     done = rig.service.ctl("release")
     assert "small" in done.stdout and "alpha" in done.stdout
     for each in (load, waiting):
-        assert (each.result(10)[-1].get("problem") or each.result()[-1])["code"] == "load_cancelled"
+        assert (each.result(60)[-1].get("problem") or each.result()[-1])["code"] == "load_cancelled"
     assert model_units() == {}
     assert rig.gpu().grantable_bytes == ROOM_MIB * MIB
     rig.behave(load_held=False)
@@ -96,4 +97,6 @@ def test_pressure_unloads_what_is_idle(rig: Rig) -> None:
     assert event["model"] == "alpha"
     rig.until_gone("alpha")
     assert "Unloaded for them: alpha" in rig.events("pressure")[0]["message"]
+    (notice,) = rig.notices()
+    assert (notice.topic, notice.key) == (NoticeTopic.PRESSURE, "alpha")
     rig.check_books()

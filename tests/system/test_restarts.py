@@ -20,19 +20,20 @@ from tests.system.harness import (
     DAEMON_UNIT,
     SOCKET_UNIT,
     http_request,
-    model_units,
     properties,
     systemctl,
+    until_no_units,
 )
 from tests.system.harness import eventually as eventually_within
 from tests.system.rig import ROOM_MIB, Rig, rigged
 from tests.system.scenes import strings
+from tests.system.test_gateway import call, port
 
 pytestmark = pytest.mark.system
 
 # GiB: three that go together, and one whose window is bound by the card.
 MODELS = {"large": 15.0, "one": 2.0, "two": 2.0, "full": 21.5}
-QUICK_S, SLOW_S = 0.01, 0.7
+QUICK_S, SLOW_S = 0.01, 3.0
 MOST_ENDS = 5
 FAULT = {"exit": 1, "lines": ["GGML_ASSERT(n_tokens > 0) failed"]}
 KEPT = ("context_tokens", "parallel", "window_tokens", "cache_type_k", "cache_type_v", "pinned", "path")
@@ -60,19 +61,22 @@ def slow(shared: Rig) -> Iterator[Rig]:
 
 def used(rig: Rig, pause_s: float) -> Iterator[Rig]:
     """By one test, which leaves nothing for the next one."""
-    rig.service.config_file.write_text(f"restart_pause_s = {pause_s}\n")
-    before = len(rig.events("settings"))
-    systemctl("reload", DAEMON_UNIT)
-    eventually(lambda: len(rig.events("settings")) > before, "the settings are read again")
+    pauses(rig, pause_s)
     yield rig
-    rig.behave(crash_during_load=None, prompt_vram_mib=0)
+    rig.behave(crash_during_load=None, prompt_vram_mib=0, crash_after_tokens=None)
     for name in rig.states():
         rig.unload(name)
-    assert model_units() == {}
+    until_no_units()
+
+
+def pauses(rig: Rig, pause_s: float) -> None:
+    """From now on a first start again comes after so long."""
+    rig.service.config_file.write_text(f"restart_pause_s = {pause_s}\n")
+    rig.service.reload()
 
 
 def eventually(question: Any, what: str) -> Any:
-    return eventually_within(question, 20.0, what)
+    return eventually_within(question, what=what)
 
 
 def kill(instance: dict[str, Any]) -> None:
@@ -162,7 +166,7 @@ def test_one_that_dies_at_once_stays_down_in_the_end_and_reset_brings_it_back(qu
     for command in ("ps", "status"):
         shown = quick.service.ctl(command).stdout
         assert down["latch_reason"] in " ".join(shown.split()) and "lllm3090ctl reset one" in shown
-    assert model_units() == {}
+    until_no_units()
     quick.check_books()
     quick.behave(crash_during_load=None)
     assert quick.service.ctl("reset", "one").stdout == "one is being started again\n"
@@ -174,12 +178,45 @@ def test_one_that_dies_at_once_stays_down_in_the_end_and_reset_brings_it_back(qu
     quick.check_books()
 
 
+def ask(rig: Rig, name: str) -> tuple[int, dict[str, Any]]:
+    """Through the gateway; status and error."""
+    answer = call(
+        port(rig), "POST", "/v1/chat/completions", {"model": name, "messages": [], "max_tokens": 4}
+    )
+    return answer.status, answer.json().get("error", {})
+
+
+def test_a_client_that_repeats_what_kills_the_engine_ends_that_at_the_latch(quick: Rig) -> None:
+    first = quick.load_ready("one", context_tokens=4096)
+    quick.behave(crash_after_tokens=1)
+    told: list[tuple[int, dict[str, Any]]] = []
+
+    def is_refused() -> bool:
+        told.append(ask(quick, "one"))
+        return bool(told[-1][1]["code"] == "model_latched")
+
+    eventually(is_refused, "the client is told that the model stays down")
+    quick.behave(crash_after_tokens=None)
+    for _ in range(3):
+        status, error = ask(quick, "one")
+        assert status == 503 and error["code"] == "model_latched"
+        assert f"the engine ended {MOST_ENDS} times" in error["message"]
+        assert error["hint"].endswith("lllm3090ctl reset one")
+    assert {each[1]["code"] for each in told} == {"engine_failed", "model_latched"}
+    assert len(moments(quick, first, "failed")) == len(moments(quick, first, "starting")) == MOST_ENDS
+    assert all(each["model"] != "one" for each in quick.events("refused"))
+    quick.service.ctl("reset", "one")
+    assert ask(quick, "one")[0] == 200  # it waits for what a person has begun
+    assert of(quick, "one")["context_tokens"] == 4096
+    quick.check_books()
+
+
 def test_a_load_that_never_served_is_not_repeated(quick: Rig) -> None:
     quick.behave(crash_during_load=FAULT)
     assert quick.load("one")["problem"]["code"] == "engine_failed"
     now = of(quick, "one")
     assert (now["state"], now["attempt"], now.get("retry_in_s")) == ("failed", 0, None)
-    assert model_units() == {}
+    until_no_units()
     assert "starts again" not in quick.service.ctl("ps").stdout
     # It is one that a reset starts again, all the same.
     quick.behave(crash_during_load=None)
@@ -213,6 +250,7 @@ def test_a_daemon_that_is_killed_while_a_start_is_due_makes_it_all_the_same(slow
     failed(slow, "one")
     slow.kill_daemon()
     second = back(slow, first)
+    pauses(slow, QUICK_S)  # for the next, which would be longer
     assert {key: second[key] for key in KEPT} == {key: first[key] for key in KEPT}
     slow.check_books()
     # It dies while nobody looks.
@@ -226,10 +264,11 @@ def test_a_daemon_that_is_killed_while_a_start_is_due_makes_it_all_the_same(slow
     assert {key: third[key] for key in KEPT} == {key: first[key] for key in KEPT}
     slow.check_books()
     # What was unloaded does not come back with the next daemon.
+    pauses(slow, SLOW_S)
     kill(third)
     failed(slow, "one")
     slow.unload("one")
-    assert model_units() == {}
+    until_no_units()
     slow.kill_daemon()
     assert slow.states() == {}
 

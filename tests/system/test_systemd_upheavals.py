@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lllm3090d.bus import systemd as systemd_module
 from lllm3090d.bus.systemd import (
     BusBack,
     BusLost,
@@ -18,7 +19,7 @@ from lllm3090d.bus.systemd import (
 )
 from lllm3090d.bus.thread import BusThread
 from lllm3090d.errors import ErrorCode, LlmError
-from tests.system.scenes import BUS, SLEEP, PrivateBus, Scene, on, play, systemctl, told
+from tests.system.scenes import BUS, EVENT_TIMEOUT_S, SLEEP, PrivateBus, Scene, on, play, systemctl, told
 
 pytestmark = pytest.mark.system
 
@@ -153,8 +154,12 @@ GLib.MainLoop().run()
 """
 
 
-def test_systemd_may_come_to_the_bus_after_the_daemon(private_bus: PrivateBus) -> None:
+def test_systemd_may_come_to_the_bus_after_the_daemon(
+    private_bus: PrivateBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As at login, when the daemon's connection starts the bus and systemd takes its name there a moment later."""
+    # The stand-in is a program that imports much.
+    monkeypatch.setattr(systemd_module, "GREETING_TIMEOUT_S", EVENT_TIMEOUT_S)
 
     async def scenario(bus: BusThread) -> None:
         connecting = asyncio.create_task(SystemdManager.connect(bus, "lllm3090-*.service"))

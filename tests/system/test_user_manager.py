@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_MANAGER = ROOT / "packaging" / "dev" / "user-manager"
-TIMEOUT_S = 60
+TIMEOUT_S = 110
 
 pytestmark = pytest.mark.system
 
@@ -53,7 +53,7 @@ def memory_is_limited_here() -> bool:
     return controllers.exists() and "memory" in controllers.read_text(encoding="ascii").split()
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Whether a condition outside our control comes true in time."""
     deadline = time.monotonic() + timeout_s
     while not holds():
@@ -124,7 +124,7 @@ def test_journal_of_a_unit_is_found_by_its_fields() -> None:
         """
         # It lives on: of a process that is gone already journald could not tell the unit.
         systemd-run --user --quiet --unit=teller -p SyslogIdentifier=lllm3090-test sh -c 'echo told so; sleep 60'
-        for attempt in $(seq 100); do
+        for attempt in $(seq 600); do
           found=$(journalctl --quiet --no-pager -o json SYSLOG_IDENTIFIER=lllm3090-test MESSAGE='told so')
           [ -n "$found" ] && break
           sleep 0.05
@@ -206,7 +206,7 @@ def test_as_user_is_an_ordinary_user_with_a_journal_of_its_own() -> None:
         """
         id -u; id -un
         systemd-run --user --quiet --unit=teller sh -c 'echo from an ordinary user; sleep 60'
-        for attempt in $(seq 100); do
+        for attempt in $(seq 600); do
           found=$(journalctl --user --quiet --no-pager -o cat --user-unit=teller MESSAGE='from an ordinary user')
           [ -n "$found" ] && break
           sleep 0.05
@@ -262,7 +262,8 @@ def test_killed_supervisor_leaves_nothing_either(standing: subprocess.Popen[str]
     standing.kill()
     standing.wait(TIMEOUT_S)
     assert eventually(lambda: not [path for path in cgroups if path.exists()])
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    # Their remains are collected by whoever is their parent now.
+    assert eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
 
 
 def test_a_second_manager_beside_the_first_leaves_it_alone() -> None:

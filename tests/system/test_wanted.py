@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 
 from tests.system.conftest import PRIVATE_MANAGER
-from tests.system.harness import DAEMON_UNIT, SOCKET_UNIT, eventually, model_units, systemctl
+from tests.system.harness import DAEMON_UNIT, SOCKET_UNIT, eventually, model_units, systemctl, until_no_units
 from tests.system.rig import Rig, rigged
 from tests.system.rounds import RIVALS
 from tests.system.test_history import file_size_limit
+from tests.system.test_suspend import kill_for_good
 
 pytestmark = pytest.mark.system
 
 MODELS = {**RIVALS, "small": 1.0, "tiny": 1.0}
-STOP_S = 0.3  # an engine that does not end is killed then; sooner than a daemon is back
+STOP_S = 3.0  # an engine that does not end is killed then
 FAULT = {"exit": 1, "lines": ["GGML_ASSERT(n_tokens > 0) failed"]}
 KEPT = ("context_tokens", "parallel", "cache_type_k", "pinned")
 
@@ -45,12 +47,13 @@ def rig(shared: Rig) -> Iterator[Rig]:
     shared.service.ctl("resume")
     shared.service.ctl("release")
     shared.service.config_file.write_text("")
-    systemctl("reload", DAEMON_UNIT)
+    shared.service.reload()
     for each in shared.service.ctl_json("autoload")["models"]:
         shared.service.ctl("autoload", each["name"], "--off")
     for name in shared.states():
         shared.unload(name)
-    assert model_units() == {} and wanted(shared) == {}
+    until_no_units()  # one that had to be killed has failed
+    assert wanted(shared) == {}
 
 
 def wanted(rig: Rig) -> dict[str, Any]:
@@ -63,14 +66,24 @@ def restored(rig: Rig, *names: str) -> dict[str, Any]:
     """Wait until these serve; their instances."""
     eventually(
         lambda: all(rig.states().get(name) == "ready" for name in names),
-        30.0,
-        f"{names} are back: {rig.states()}, {wanted(rig)}",
+        what=f"{names} are back: {rig.states()}, {wanted(rig)}",
     )
     return rig.service.instances()
 
 
+def restores(rig: Rig) -> str:
+    """What was told of models that are loaded again."""
+    return " | ".join(f"{each.get('model')}: {each['message']}" for each in rig.events("restore"))
+
+
 def state_file(rig: Rig) -> sqlite3.Connection:
     return sqlite3.connect(rig.service.directory / "state" / "lllm3090.db", isolation_level=None)
+
+
+def kept(rig: Rig) -> dict[str, str]:
+    """What is written down of each model that is wanted."""
+    with contextlib.closing(state_file(rig)) as file:
+        return dict(file.execute("SELECT name, body FROM wanted").fetchall())
 
 
 def anew(rig: Rig, **life: str | int) -> None:
@@ -96,8 +109,10 @@ def test_what_was_evicted_survives_a_daemon_that_is_killed_before_the_load(rig: 
     first = rig.load_ready("alpha", context_tokens=8192, parallel=2, cache_type="f16")
     lost = rig.load_later("beta")
     rig.until("alpha", "stopping")
-    rig.kill_daemon()
-    assert lost.exception(30) or lost.result()[-1].get("kind") != "ready"
+    kill_for_good(rig)
+    assert lost.exception(60) or lost.result()[-1].get("kind") != "ready"
+    eventually(lambda: model_units().get(first["unit"]) != "deactivating", what="it has been killed")
+    rig.service.start()
     second = restored(rig, "alpha")["alpha"]
     assert second["run"] != first["run"]
     assert {key: second[key] for key in KEPT} == {key: first[key] for key in KEPT}
@@ -143,6 +158,7 @@ def test_latches_and_the_count_of_attempts_outlive_the_daemon(rig: Rig) -> None:
     rig.behave(crash_during_load=FAULT)
     os.kill(rig.service.instances()["small"]["main_pid"], 9)
     rig.until("small", "latched")
+    eventually(lambda: '"lot":"latched"' in kept(rig).get("small", ""), what="that is written down")
     before = rig.service.instances()["small"]
     assert (
         "the engine ended 5 times" in before["latch_reason"]
@@ -217,9 +233,11 @@ def test_a_login_loads_what_it_can(rig: Rig) -> None:
         rig.service.ctl("autoload", name)
     anew(rig, boot="another")
     assert set(restored(rig, "alpha", "tiny")) == {"alpha", "tiny"}
-    told = " | ".join(f"{each.get('model')}: {each['message']}" for each in rig.events("restore"))
-    assert "no-such-model: not loaded (loaded at every login)" in told
-    assert "beta: not loaded again (loaded at every login)" in told
+    for words in (
+        "no-such-model: not loaded (loaded at every login)",
+        "beta: not loaded again (loaded at every login)",
+    ):
+        eventually(lambda words=words: words in restores(rig), what=f"{words}: {restores(rig)}")  # type: ignore[misc]
     down = wanted(rig)
     assert down["beta"]["wanted"] and down["beta"]["problem"]["code"] == "insufficient_vram"
     assert not down["no-such-model"]["wanted"]

@@ -21,7 +21,7 @@ from tests.system.harness import DAEMON_UNIT, Service, eventually, properties, r
 
 pytestmark = pytest.mark.system
 
-WATCHDOG_S = 2.4
+WATCHDOG_S = 5.0  # a daemon on a machine that stands still for a while is to be fed in it
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield started
 
 
-def told() -> str:
-    """What the daemon says of itself."""
-    return properties(DAEMON_UNIT, "StatusText").get("StatusText", "")
+def told(pid: int | None = None) -> str:
+    """What the daemon says of itself; of another process than this one nothing."""
+    unit = properties(DAEMON_UNIT, "StatusText", "MainPID")
+    return "" if pid is not None and unit["MainPID"] != str(pid) else unit.get("StatusText", "")
 
 
 def fed_us() -> int:
@@ -71,7 +72,12 @@ def journal() -> str:
 
 
 def bus_thread(pid: int) -> int:
-    return main_loops(pid)[0]  # that of the user's bus is started before that of the system bus
+    """That of the user's bus is started before that of the system bus; either may be at work now and then."""
+
+    def both() -> list[int] | None:
+        return found if len(found := main_loops(pid)) == 2 else None
+
+    return eventually(both, what="both wait")[0]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +93,14 @@ def test_a_stuck_part_is_named_before_systemd_ends_the_daemon_and_its_model_is_a
 ) -> None:
     before, pid = tiny(service), service.main_pid()
     with frozen(thread(pid)):
-        eventually(lambda: part in told(), what=f"{part} in {told()!r}")
-        assert service.main_pid() == pid, "it was said while the daemon lived"
+        eventually(lambda: part in told(pid), what=f"{part} is said while the daemon lives: {told()!r}")
         until_restarted(pid)
     assert part not in told()
     after = tiny(service)
     assert (after["state"], after["main_pid"], after["run"]) == ("ready", before["main_pid"], before["run"])
+    # With what each thread was doing.
     for line in (part, "Failed with result 'watchdog'", "Fatal Python error: Aborted", "in _bus_main"):
-        assert line in journal()  # with what each thread was doing
+        eventually(lambda line=line: line in journal(), what=f"{line} in the journal")  # type: ignore[misc]  # bound
 
 
 def test_a_daemon_that_is_stopped_is_ended_and_started_again(service: Service) -> None:

@@ -24,7 +24,7 @@ from tests.fakes.simulated_machine import (
     run,
 )
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(600)]  # thousands of steps
 
 STEPS = 4_000
 SEEDS = (1, 2, 3)

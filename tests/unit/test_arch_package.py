@@ -68,9 +68,10 @@ def test_nobody_is_made_to_enable_or_stop_anything() -> None:
         assert done.returncode == 0 and done.stderr == "" and done.stdout != ""
 
 
+@pytest.mark.timeout(600)  # it builds a wheel
 def test_its_steps_install_every_file(tmp_path: Path) -> None:
     done = subprocess.run(
-        [ARCH / "dry-run", tmp_path], capture_output=True, text=True, check=False, timeout=100
+        [ARCH / "dry-run", tmp_path], capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     package = tmp_path / "pkg"
@@ -80,6 +81,8 @@ def test_its_steps_install_every_file(tmp_path: Path) -> None:
         "usr/bin/lllm3090d",
         "usr/bin/lllm3090ctl",
         *(f"usr/lib/systemd/user/{name}" for name in units),
+        "usr/lib/systemd/user-preset/90-lllm3090.preset",
+        "etc/xdg/autostart/lllm3090d.desktop",
         "usr/share/dbus-1/services/org.lllm3090.Manager1.service",
         "usr/share/dbus-1/interfaces/org.lllm3090.Manager1.xml",
         *(f"usr/share/{place}" for place in COMPLETIONS.values()),
@@ -101,3 +104,4 @@ def test_its_steps_install_every_file(tmp_path: Path) -> None:
     assert {f"systemd/{name}" for name in units} <= shipped
     assert {f"man/{page.name}" for page in (PROJECT / "packaging" / "man").iterdir()} <= shipped
     assert {f"completions/{name}" for name in COMPLETIONS} <= shipped
+    assert "login/lllm3090d.desktop" in shipped

@@ -55,7 +55,7 @@ def test_a_reading_is_passed_on(driver: Driver) -> None:
 
 
 def test_a_hang_is_an_error_of_the_card_and_waited_for_once(driver: Driver) -> None:
-    reader = BoundedReader(driver, limit_s=0.05)
+    reader = BoundedReader(driver, limit_s=0.2)
     driver.goes_on.clear()
     with pytest.raises(LlmError, match="has not answered") as first:
         reader.read()
@@ -64,14 +64,14 @@ def test_a_hang_is_an_error_of_the_card_and_waited_for_once(driver: Driver) -> N
     for _ in range(20):
         with pytest.raises(LlmError, match="has not answered"):
             reader.read()
-    assert time.monotonic() - began < 0.05 * 20
+    assert time.monotonic() - began < 0.2 * 20
     assert driver.asked == 1
     reader.close()  # returns, whatever the driver does
     assert not driver.closed
 
 
 def test_once_it_answers_it_is_read_again(driver: Driver) -> None:
-    reader = BoundedReader(driver, limit_s=0.05)
+    reader = BoundedReader(driver, limit_s=0.5)  # enough for one that answers
     driver.goes_on.clear()
     with pytest.raises(LlmError):
         reader.read()

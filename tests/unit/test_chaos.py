@@ -346,6 +346,7 @@ def test_the_checker_imports_nothing_of_the_product() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.timeout(600)  # a process for each
 def test_the_planted_bugs_can_be_planted() -> None:
     """What they replace is there still: else they would plant nothing, and nothing would be caught."""
     for bug in planted.BUGS:

@@ -152,6 +152,7 @@ def test_levels_are_bounded() -> None:
         "}",
     ],
 )
+@pytest.mark.timeout(300)  # a quadratic search would take longer by far
 def test_hostile_templates_come_to_an_end(piece: str) -> None:
     """A quarter of a megabyte of the same sign takes about a second; a quadratic search runs into the time limit."""
     template = "{{ reasoning_effort " + piece * (250_000 // len(piece))

@@ -23,7 +23,7 @@ from lllm3090d.surfaces.control import ControlApi
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class FakeDaemon:

@@ -101,8 +101,15 @@ def test_status_shows_problems_and_leaves_out_what_is_unknown() -> None:
     )
     card = changed(STATUS.card, **silent, problem=unreadable)
     lost = LlmError(ErrorCode.STATE_UNUSABLE, "The disk is full.", hint="Make room.").problem()
+    unknown = LlmError(ErrorCode.STATE_UNUSABLE, "cards.json is damaged.", hint="See nvidia-smi.").problem()
     answer = changed(
-        STATUS, card=card, engine=None, engine_problem=missing, state_problem=lost, instances=()
+        STATUS,
+        card=card,
+        cards_problem=unknown,
+        engine=None,
+        engine_problem=missing,
+        state_problem=lost,
+        instances=(),
     )
     with ControlServer(status=answer) as server:
         done = ctl(server, "status")
@@ -110,6 +117,10 @@ def test_status_shows_problems_and_leaves_out_what_is_unknown() -> None:
     assert "memory     MiB: reserved for models 512.0\n" in done.stdout
     assert "card: The card's memory cannot be read: NVML says no.\n  Hint: Reboot.\n" in done.stdout
     assert "engine: No llama-server was found: No llama-server.\n  Hint: Build one.\n" in done.stdout
+    assert (
+        "cards: What was learnt cannot be kept: cards.json is damaged.\n  Hint: See nvidia-smi.\n"
+        in done.stdout
+    )
     assert "state: What was learnt cannot be kept: The disk is full.\n  Hint: Make room.\n" in done.stdout
     assert done.stdout.endswith("\nNo model is loaded.\n")
 
@@ -640,6 +651,8 @@ def test_slots_of_an_instance(changes: dict[str, object], shown: str) -> None:
             "context     8,192 tokens (2 slots sharing 8,192 with at most 4,096 each, q8_0/f16",
         ),
         ({"placement": {**RESIDENT, "layers_on_card": 0}}, "placement   no layers on the card\n"),
+        ({"verdict": "ok"}, "verdict     ok: an agent can work in its window\n"),
+        ({"verdict": "ok", "purpose": "embedding", "agent": None}, "verdict     ok: it fits\n"),
         ({"placement": {**RESIDENT, "layers_on_card": 1}}, "placement   the output on the card\n"),
         (
             {"placement": {"layers_on_card": 2, "expert_layers_on_host": 1, "cache_on_host": True}},

@@ -18,6 +18,7 @@ from lllm3090ctl.config_apply import apply
 from lllm3090ctl.config_edit import editor
 from lllm3090ctl.config_file import NEW_SUFFIX, ConfigFile
 from lllm3090ctl.failures import Failure
+from lllm3090ctl.text import Prose
 from lllm3090d.doctor.settings_report import report, schema, used_file
 from lllm3090d.settings import SETTING_KEYS, load_settings
 from tests.fakes.control_server import ctl
@@ -150,7 +151,11 @@ def test_show_tells_where_values_are_from(file: Path, monkeypatch: pytest.Monkey
         (("set", "batch_token", "64"), "unknown_setting", "batch_token"),
         (("set", "batch_tokens", "1", "2"), "config_unclear", "one value"),
         (("set", "aliases.", "x"), "config_unclear", "is no key"),
-        (("set", "models.q.context", "1"), "config_invalid", "models.q.context = '1' is not valid"),
+        (
+            ("set", "models.q.context", "1"),
+            "config_invalid",
+            "models.q.context is not a setting; did you mean context_tokens?",
+        ),
         (("unset", "nothing"), "unknown_setting", "nothing"),
         (("get", "aliases.x"), "not_set", "aliases"),
         (("get", "nothing"), "unknown_setting", "nothing"),
@@ -366,9 +371,48 @@ def test_when_changes_count_is_told(file: Path) -> None:
     after = config_check.check_text(MINE.encode() + b"[models.x]\npin = true\n[idle_ttl_of]\na = 1\n")
     changed = config_views.changed(before.settings, after.settings)
     assert [each.key for each in changed] == ["idle_ttl_of", "models"]
-    said = " ".join(getattr(each, "text", "") for each in config_views.changes(after, changed, "reloaded"))
-    assert "idle_ttl_of counts from now." in said
-    assert "models counts from the next load of a model. Models that run keep" in said
+    assert told_of(before, after) == [
+        "idle_ttl_of counts from now.",
+        f"models (pin) counts from the next load of a model. {config_views.ADVICE['next-load']}",
+    ]
+
+
+def told_of(before: config_check.Checked, after: config_check.Checked) -> list[str]:
+    changed = config_views.changed(before.settings, after.settings)
+    blocks = config_views.changes(after, changed, "reloaded", before.settings)
+    return [each.text for each in blocks if isinstance(each, Prose)][: -len(config_views.whose(after))]
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ('aliases = ["m"]', ["aliases and models (aliases) count from now."]),
+        ("idle_ttl_s = 60", ["idle_ttl_of and models (idle_ttl_s) count from now."]),
+        (
+            "autoload = true",
+            [f"models (autoload) counts from the next login. {config_views.ADVICE['next-login']}"],
+        ),
+        (
+            'extra_arguments = ["-v"]\nparallel = 2',
+            [
+                "extra_arguments, models (extra_arguments) and models (parallel) count from the next load of a model."
+                f" {config_views.ADVICE['next-load']}"
+            ],
+        ),
+    ],
+)
+def test_each_part_of_a_section_counts_from_a_time_of_its_own(
+    file: Path, section: str, told: Sequence[str]
+) -> None:
+    before = config_check.check()
+    after = config_check.check_text(MINE.encode() + f"[models.x]\n{section}\n".encode())
+    assert told_of(before, after) == list(told)
+
+
+def test_a_section_is_shown_as_it_was_written(file: Path) -> None:
+    config(file, "set", "models.x.pin", "true")
+    assert json.loads(config(file, "get", "models", "--json").stdout)["value"] == {"x": {"pin": True}}
+    assert problem(file, "get", "models.x.parallel")["code"] == "not_set"
 
 
 def test_a_real_process_says_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

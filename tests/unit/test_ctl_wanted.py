@@ -42,6 +42,25 @@ def test_ps_and_status_say_what_is_wanted_and_does_not_run(instances: tuple[wire
             assert "b: autoload, and does not run: it is loaded at the next login" in shown
 
 
+def test_status_says_that_models_wait_for_the_desktop_for_what_and_how_long() -> None:
+    wait = wire.AutoloadWaitView(
+        awaited=wire.Awaited.TARGET,
+        why="graphical-session.target\x1b[2J is not active yet",
+        since="2026-12-01T07:00:00.000Z",
+        waiting_s=4.7,
+        remaining_s=55.3,
+    )
+    status = STATUS.model_copy(update={"autoload_wait": wait})
+    with ControlServer(status=status) as server:
+        shown = " ".join(ctl(server, "status").output.split())
+    assert (
+        "What is to be loaded at this login waits for the desktop to settle, since 2026-12-01T07:00:00.000Z (4 s),"
+        " for 55 s more at most: graphical-session.target\\x1b[2J is not active yet." in shown
+    )
+    with ControlServer(status=STATUS) as server:
+        assert "desktop" not in ctl(server, "status").output
+
+
 def test_marks_are_listed_with_how_they_are_loaded() -> None:
     with ControlServer(autoload=MARKS) as server:
         shown = " ".join(ctl(server, "autoload").output.split())

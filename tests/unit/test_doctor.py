@@ -86,11 +86,11 @@ def test_a_check_that_hangs_is_a_failure_and_holds_up_nothing(scene: Scene, stuc
         return ok(Check.MODELS, "done")
 
     began_s = time.monotonic()
-    report = examined(scene, checks={Check.CLOCK: hangs, Check.MODELS: works}, check_limit_s=0.2)
+    report = examined(scene, checks={Check.CLOCK: hangs, Check.MODELS: works}, check_limit_s=1.0)
     assert time.monotonic() - began_s < 10
     assert report.is_stuck
     hung, good = report.findings
-    assert (hung.level, hung.message) == (Level.FAIL, "This check has not ended within 0.2 s.")
+    assert (hung.level, hung.message) == (Level.FAIL, "This check has not ended within 1 s.")
     assert good == ok(Check.MODELS, "done")
 
 
@@ -101,7 +101,7 @@ def test_a_driver_or_engine_that_hangs_is_one_failure(
     def hangs(_settings: Settings) -> None:
         stuck.wait()
 
-    report = examined(scene, facts_limit_s=0.2, **{which: hangs})
+    report = examined(scene, facts_limit_s=1.0, **{which: hangs})
     assert report.is_stuck
     failed = [finding.check for finding in report.findings if finding.level is Level.FAIL]
     assert failed == [{"cards": Check.DRIVER, "engine": Check.ENGINE}[which]]

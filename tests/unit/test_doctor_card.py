@@ -113,6 +113,30 @@ def test_no_card_is_managed(
     assert card_checks.driver(scene.world, scene.facts).level is level
 
 
+def test_one_of_several_cards_is_lost(scene: Scene) -> None:
+    lost = LlmError(
+        ErrorCode.CARD_UNREADABLE, "RTX 3090, which was managed before, is gone.", hint="Reseat it."
+    )
+    scene.change(cards=CardsFound((NVIDIA_CARD,), lost=lost))
+    found = card_checks.driver(scene.world, scene.facts)
+    assert found.level is FAIL and found.hint == "Reseat it."
+    assert found.message.startswith(NVIDIA_CARD.name) and found.message.endswith("is gone.")
+
+
+def test_nobody_knows_whether_there_was_a_card(scene: Scene) -> None:
+    """Said where no card is seen on the bus either, for that says more."""
+    unknown = LlmError(ErrorCode.STATE_UNUSABLE, "The record cannot be used.", hint="See nvidia-smi.")
+    scene.change(cards=CardsFound((HOST,), unknown=unknown))
+    found = card_checks.driver(scene.world, scene.facts)
+    assert (found.level, found.message, found.hint) == (
+        WARN,
+        "The record cannot be used.",
+        "See nvidia-smi.",
+    )
+    scene.put(pci("0000:01:00.0", "0x10de", "0x030000"))
+    assert "There is an NVIDIA card at" in card_checks.driver(scene.world, scene.facts).message
+
+
 def test_a_card_that_is_not_wanted_is_not_missed(scene: Scene) -> None:
     scene.put(pci("0000:01:00.0", "0x10de"))
     settings = scene.settings.model_copy(update={"card": CardChoice.CPU})

@@ -14,6 +14,7 @@ from lllm3090d.doctor import disk_checks
 from lllm3090d.doctor.findings import Level
 from lllm3090d.doctor.surroundings import Room
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.model_settings import ModelSettings
 from lllm3090d.store import FILE_NAME, SCHEMA_VERSION, Store
 from tests.fakes.doctor_scene import GIB, NOW_S, Scene
 from tests.fakes.gguf_files import write_llama
@@ -88,6 +89,18 @@ def test_damaged_models_are_named(scene: Scene) -> None:
     found = disk_checks.models(scene.world, scene.facts)
     assert (found.level, "bad cannot be loaded" in found.message) == (WARN, True)
     assert "lllm3090ctl models" in (found.hint or "")
+
+
+def test_models_that_only_the_settings_know_are_named(scene: Scene) -> None:
+    """A section whose name is misspelt does nothing, and nothing else would say so."""
+    model_file(scene.settings.models_dir / "good" / "good.gguf")
+    known = {"models": {"good": ModelSettings(pin=True)}, "extra_arguments": {"*": ("-v",), "good": ("-v",)}}
+    scene.change(settings=scene.settings.model_copy(update=known))
+    assert disk_checks.models(scene.world, scene.facts).level is OK
+    unknown = {"models": {"goof": ModelSettings(pin=True)}, "idle_ttl_of": {"gone": 5.0}}
+    scene.change(settings=scene.settings.model_copy(update=unknown))
+    found = disk_checks.models(scene.world, scene.facts)
+    assert (found.level, "about gone, goof too" in found.message) == (WARN, True)
 
 
 def test_headers_that_take_too_long_are_left_out(scene: Scene) -> None:

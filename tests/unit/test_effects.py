@@ -427,17 +427,17 @@ def test_of_host_memory_nothing_is_measured_before(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("answers", "busy"),
+    ("answers", "busy", "silent"),
     [
-        ({"1": Activity(False, 5), "2": Activity(False, None)}, set()),
-        ({"1": Activity(True, 5), "2": Activity(False, 9)}, {"1"}),
-        ({"1": Activity(None, 5), "2": Activity(False, 9)}, {"1"}),
-        ({"2": Activity(False, 9)}, {"1"}),
-        ({}, {"1", "2"}),
+        ({"1": Activity(False, 5), "2": Activity(False, None)}, set(), set()),
+        ({"1": Activity(True, 5), "2": Activity(False, 9)}, {"1"}, set()),
+        ({"1": Activity(None, 5), "2": Activity(False, 9)}, {"1"}, {"1"}),
+        ({"2": Activity(False, 9)}, {"1"}, {"1"}),
+        ({}, {"1", "2"}, {"1", "2"}),
     ],
 )
 def test_an_engine_that_does_not_say_that_it_is_idle_is_busy(
-    answers: Mapping[str, Activity], busy: set[str]
+    answers: Mapping[str, Activity], busy: set[str], silent: set[str]
 ) -> None:
     """Nobody is unloaded on a guess. What has ended meanwhile is neither asked nor busy."""
     instances = {run: SimpleNamespace(run=run) for run in ("1", "2")}
@@ -451,7 +451,7 @@ def test_an_engine_that_does_not_say_that_it_is_idle_is_busy(
     made = effects(None, told, scheduler=SimpleNamespace(by_run=instances.get), ask=ask)
     asyncio.run(made.check_idle(CheckIdle("t", ("1", "gone", "2"))))
     assert asked == ["1", "2"]
-    assert told == [IdleChecked("t", frozenset(busy))]
+    assert told == [IdleChecked("t", frozenset(busy), frozenset(silent))]
 
 
 # --- loading and verifying -------------------------------------------------------------------------------------

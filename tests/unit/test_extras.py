@@ -12,6 +12,7 @@ from lllm3090d.engines.capabilities import Backend
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.planner import PlanRequest
 from lllm3090d.serving.events import Admitted, Effect, Failed, Joined, StartUnit
+from lllm3090d.serving.extras import FROM_SETTINGS
 from lllm3090d.serving.scheduler import Scheduler
 from lllm3090d.serving.unit_spec import Record
 from tests.fakes.scheduler_world import World
@@ -95,7 +96,10 @@ def test_a_load_is_refused_before_anything_starts(world: World, line: str, words
 
 def test_bad_ones_of_the_settings_refuse_every_load(world: World) -> None:
     settings(world, {"m": ("--port", "80")})
-    assert "--port" in failure(load(world)).message
+    refused = failure(load(world))
+    assert "--port" in refused.message and FROM_SETTINGS in (refused.hint or "")
+    own = failure(load(World(), "--port 80"))
+    assert FROM_SETTINGS not in (own.hint or "")
 
 
 def test_the_record_keeps_them(world: World) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ BROKEN_BODIES = {
 }
 
 IMPATIENT = Patience(head_s=0.05, body_s=0.1, body_bytes_per_s=1e6, answer_s=0.2, linger_s=0.05, look_s=0.01)
+# Where a head is to be read: it comes at once, which on a machine with other work is not within 50 ms.
+READS_HEADS = replace(IMPATIENT, head_s=2.0)
 
 
 def over_the_wire(tmp_path: Path, story: Callable[[GatewayWorld], Awaitable[Any]], **world: Any) -> Any:
@@ -181,7 +184,7 @@ def test_a_body_that_breaks_its_form_is_no_request_to_an_engine(
         writer.close()
         return world.house.engines["small"].asked
 
-    assert not over_the_wire(tmp_path, story, patience=IMPATIENT)
+    assert not over_the_wire(tmp_path, story, patience=READS_HEADS)
 
 
 def test_an_upgrade_is_an_ordinary_request(tmp_path: Path) -> None:
@@ -361,6 +364,12 @@ def test_targets(target: str, good: bool) -> None:
     assert (fault("GET", target, (1, 1), []) is None) is good
 
 
+@pytest.mark.parametrize("version", [(0, 9), (1, 2), (2, 0), (3, 0)])
+def test_other_versions(version: tuple[int, int]) -> None:
+    assert fault("GET", "/", (1, 0), []) is None
+    assert "version" in (fault("GET", "/", version, []) or "")
+
+
 # --- time and room ----------------------------------------------------------------------------------------------
 
 
@@ -389,17 +398,19 @@ def test_a_head_by_the_byte_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_was_used_may_idle(tmp_path: Path) -> None:
+    patience = replace(IMPATIENT, head_s=0.3)
+
     async def story(world: GatewayWorld) -> None:
         reader, writer = await connect(world)
         for _ in range(2):
             writer.write(GET + b"\r\n")
             assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(IMPATIENT.head_s * 3):
+                async with asyncio.timeout(patience.head_s * 3):
                     await reader.read(1)
         writer.close()
 
-    over_the_wire(tmp_path, story, patience=IMPATIENT)
+    over_the_wire(tmp_path, story, patience=patience)
 
 
 def test_a_body_that_does_not_come_frees_its_place(tmp_path: Path) -> None:
@@ -409,7 +420,7 @@ def test_a_body_that_does_not_come_frees_its_place(tmp_path: Path) -> None:
         await until(lambda: not world.gateway.in_flight)
         return world
 
-    world = over_the_wire(tmp_path, story, patience=IMPATIENT)
+    world = over_the_wire(tmp_path, story, patience=READS_HEADS)
     assert [each.outcome for each in world.records] == [Outcome.CLIENT_CLOSED]
     assert not world.house.leases
 
@@ -441,7 +452,7 @@ def test_who_takes_nothing_of_an_answer_is_given_up(tmp_path: Path) -> None:
         await writer.drain()
 
     async def run() -> GatewayWorld:
-        async with asyncio.timeout(LIMIT_S), gateway_world(tmp_path, respond, patience=IMPATIENT) as world:
+        async with asyncio.timeout(LIMIT_S), gateway_world(tmp_path, respond, patience=READS_HEADS) as world:
             _, writer = await connect(world)
             writer.write(GET + b"\r\n")
             await until(lambda: world.records)

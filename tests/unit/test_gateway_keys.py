@@ -28,7 +28,7 @@ from lllm3090d.surfaces.control import ControlApi
 from tests.fakes.control_server import ControlServer, ctl
 
 pytestmark = pytest.mark.unit
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 HERE, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104  # what is refused without a key
 
 

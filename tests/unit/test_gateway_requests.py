@@ -36,7 +36,7 @@ from tests.fakes.gateway_world import Asked, gateway_world
 
 pytestmark = pytest.mark.unit
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
@@ -404,6 +404,39 @@ def test_a_request_becomes_a_record_without_a_word_of_it(tmp_path: Path) -> None
     assert (view.prompt_tokens, view.generated_tokens, view.tokens_per_s) == (7, 3, 2.0)
     store.close()
     assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.glob("state.db*"))
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("last", "tokens"),
+    [(b"data: [DONE]\n\n", (7, 3)), (b'data: {"delta": "data: [DONE]"}\n\n', (None, None))],
+    ids=["all of it", "not all"],
+)
+def test_a_client_may_leave_with_the_last_event_before_the_body_ends(
+    tmp_path: Path, last: bytes, tokens: tuple[int | None, int | None]
+) -> None:
+    """As libraries of clients do."""
+
+    async def respond(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(EVENTS + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in (USAGE, last)))
+        await asyncio.Event().wait()
+
+    async def story() -> Record:
+        async with gateway_world(tmp_path, respond) as world:
+            async with ClientSession() as session:
+                question = {"model": "small", "messages": [], "stream": True}
+                async with session.post(f"{world.address}/v1/chat/completions", json=question) as answer:
+                    await answer.content.readuntil(last)
+            async with asyncio.timeout(60):
+                while not world.records:  # noqa: ASYNC110  # they are a list
+                    await asyncio.sleep(0.01)
+            return world.records[0]
+
+    ended = run(story())
+    assert (ended.prompt_tokens, ended.generated_tokens) == tokens
 
 
 class House:

@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from lllm3090d.errors import ErrorCode, LlmError
+from lllm3090d.gateway import seating
+from lllm3090d.gateway.gateway import TRIES
 from lllm3090d.gateway.record import Outcome
 from lllm3090d.gateway.turns import Priority, Turns
 from tests.fakes.gateway_world import Asked, GatewayWorld
@@ -26,6 +28,48 @@ async def until(condition: Any) -> None:
     """Let others go on until something is so."""
     while not condition():  # noqa: ASYNC110  # whatever it is about has no event
         await asyncio.sleep(0)
+
+
+# --- an engine that ends ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("restarts", "settings", "status"),
+    [(True, {}, 200), (False, {}, 502), (True, {"gateway_load": "refuse"}, 502)],
+)
+def test_whom_a_dead_engine_was_told_nothing_of_waits_for_its_restart(
+    tmp_path: Path, restarts: bool, settings: dict[str, str], status: int
+) -> None:
+    """It stood in the line, and has neither harmed nor been harmed."""
+
+    async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> None:
+        world.house.restarts = restarts
+        engine = world.house.engines["small"]
+        await engine.close()
+        world.house.may_load.clear()
+        asked = asyncio.create_task(post(world, session))
+        if status == 200:
+            await until(lambda: world.house.loads)
+            assert world.house.leases == set() and world.gateway.seating.lines()["small"].in_work == 0
+            await engine.start()
+            world.house.may_load.set()
+        answer, _, body = await asked
+        assert answer == status, body
+        assert len(world.house.loads) == (status == 200) and not world.house.leases
+        assert world.gateway.seating.lines()["small"].in_work == 0
+
+    play(tmp_path, answering(OK), story, **settings)
+
+
+def test_an_engine_that_ends_again_and_again_is_given_up(tmp_path: Path) -> None:
+    async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> None:
+        world.house.restarts = True
+        await world.house.engines["small"].close()
+        status, _, body = await post(world, session)
+        assert (status, json.loads(body)["error"]["code"]) == (502, "engine_failed")
+        assert len(world.house.loads) == TRIES - 1 and not world.house.leases
+
+    play(tmp_path, answering(OK), story)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------
@@ -100,6 +144,22 @@ def test_policy_retry_tells_why_it_failed(tmp_path: Path) -> None:
     play(tmp_path, answering(OK), story, loaded=False, gateway_load="retry")
 
 
+def test_policy_retry_does_not_tell_an_old_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody came again, and by now there may be room."""
+
+    async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> None:
+        world.house.failure = NO_ROOM
+        assert (await post(world, session))[0] == 503
+        await until(lambda: world.gateway.seating.has_failed("small"))
+        monkeypatch.setattr(seating, "TOLD_WITHIN_S", 0.0)
+        world.house.failure = None
+        assert (await post(world, session))[0] == 503
+        await until(lambda: world.house.serving)
+        assert (await post(world, session))[0] == 200
+
+    play(tmp_path, answering(OK), story, loaded=False, gateway_load="retry")
+
+
 def test_policy_refuse_loads_nothing(tmp_path: Path) -> None:
     async def story(world: GatewayWorld, session: aiohttp.ClientSession) -> None:
         status, _, body = await post(world, session)
@@ -141,7 +201,7 @@ def test_a_client_that_leaves_before_its_lease_is_answered_keeps_no_lease(tmp_pa
         await until(lambda: world.house.leases)
         asked.cancel()
         await until(lambda: world.records)
-        assert world.house.leases == set()
+        await until(lambda: world.house.leases == set())
 
     play(tmp_path, answering(OK), story)
 

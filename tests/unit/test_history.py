@@ -27,7 +27,7 @@ from lllm3090d.wire import Actor, ActorKind, Event, EventKind
 
 pytestmark = pytest.mark.unit
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 

@@ -21,7 +21,7 @@ from lllm3090d.surfaces.listening import check_length, listen, prepare_runtime_d
 
 pytestmark = pytest.mark.unit
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 # Listens, says so, ends with its stdin.
 OTHER_DAEMON = """
 import sys

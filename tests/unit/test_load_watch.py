@@ -194,9 +194,9 @@ def test_a_process_whose_counters_nobody_may_see(tmp_path: Path) -> None:
 
 
 def load_the_fake(directory: Path, monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> LoadVerdict | None:
-    """Load the fake engine for a second and a half; nobody can tell what memory it holds."""
+    """Load the fake engine for some seconds; nobody can tell what memory it holds."""
     monkeypatch.setattr(readiness, "PROGRESS_INTERVAL_S", 0.02)
-    server = install_fake_engine(directory, load_s=1.5, steps=30, **behaviour) / "llama-server"
+    server = install_fake_engine(directory, load_s=3.0, steps=60, **behaviour) / "llama-server"
     model, socket = directory / "m.gguf", directory / "e.sock"
     model.write_bytes(b"GGUF" + bytes(1 << 16))
     with subprocess.Popen(
@@ -214,7 +214,7 @@ def load_the_fake(directory: Path, monkeypatch: pytest.MonkeyPatch, **behaviour:
                     lambda: own,
                     lambda: 0,
                     lambda _: None,
-                    limits=LoadLimits(0.5),
+                    limits=LoadLimits(1.2),  # less than the load, and far more than a step
                     counters=lambda: replace(load_counters_of(run), resident_bytes=None),
                 )
             )

@@ -32,7 +32,7 @@ from lllm3090d.serving.unit_spec import LOG_FILE_PROPERTY, UnitSpec
 
 pytestmark = pytest.mark.unit
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 UNIT = "lllm3090-m-r.service"
 T = TypeVar("T")
 

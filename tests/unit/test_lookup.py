@@ -15,7 +15,7 @@ from tests.fakes.gguf_files import write_llama, write_split
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def settings(folder: Path, models: str = "models") -> Settings:

@@ -28,7 +28,7 @@ from tests.fakes.card_scenes import LOG, LOST, NOW_S, RESERVES, Desk
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def daemon_of(desk: Desk, *, broken: LlmError | None = None) -> Daemon:

@@ -78,9 +78,10 @@ def test_a_section_is_in_the_tables_of_all_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("context = 1", "models.m.context = 1 is not valid: Extra inputs"),
+        ("context = 1", "models.m.context is not a setting; did you mean context_tokens?"),
+        ("zzz = 1", "models.m.zzz is not a setting; known are aliases, context_tokens, parallel, "),
         ("context_tokens = 0", "models.m.context_tokens = 0 is not valid"),
-        ("context_tokens = true", "true and false are for flags only"),
+        ("context_tokens = true", "context_tokens = true is not valid: true and false are for flags only"),
         ("parallel = 257", "less than or equal to 256"),
         ('cache_type = "q9"', "'q8_0'"),
         ('pin = "perhaps"', "valid boolean"),
@@ -89,7 +90,7 @@ def test_a_section_is_in_the_tables_of_all_models(tmp_path: Path) -> None:
         ('chat_template_file = "~nosuchuser-xyz/t"', "no home directory"),
         ('extra_arguments = "--threads 8"', "valid tuple"),
         ('aliases = [""]', "at least 1 character"),
-        ('aliases = ["a"]', "m: the alias a belongs to other"),
+        ('aliases = ["a"]', "models is not valid: m: the alias a belongs to other"),
         ('aliases = ["b"]', "the alias b belongs to"),
         ('extra_arguments = ["-v"]', "stand in extra_arguments too"),
         ('chat_template_file = "/t"', "stand in extra_arguments too"),

@@ -20,7 +20,7 @@ from tests.fakes.gguf_files import write_llama
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def named(*names: str) -> tuple[SimpleNamespace, ...]:

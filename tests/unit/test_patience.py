@@ -18,7 +18,8 @@ from lllm3090d.errors import ErrorCode, LlmError
 from tests.fakes.gguf_files import write_llama
 
 pytestmark = pytest.mark.unit
-LIMIT_S = 0.2
+# Long enough for whatever does not hang, on a machine that has other work too.
+LIMIT_S = 1.0
 
 
 def test_what_work_returns_and_raises() -> None:
@@ -44,7 +45,7 @@ def test_a_slow_disk_that_gets_on_is_waited_for() -> None:
     pause = threading.Event()
 
     def slow(get_on: Callable[[], None]) -> str:
-        for _ in range(10):
+        for _ in range(9):
             pause.wait(LIMIT_S / 4)
             get_on()
         return "done"
@@ -70,7 +71,7 @@ def test_a_disk_that_hangs_costs_one_thread_and_one_wait() -> None:
         late.append(text)
         taken.set()
 
-    with pytest.raises(HangsError, match="has not answered for 0 s"):
+    with pytest.raises(HangsError, match="has not answered for 1 s"):
         patience.do(hangs, take)
     with ThreadPoolExecutor(8) as pool:
         began = time.monotonic()

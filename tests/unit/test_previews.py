@@ -20,10 +20,12 @@ from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.gpus.readings import CardKind
 from lllm3090d.planning.planner import CappedBy
 from lllm3090d.planning.quote import Evidence, LineItem, Place
-from lllm3090d.planning.request import ProjectorPlace, RopeScaling, option_of
+from lllm3090d.planning.request import PlanRequest, ProjectorPlace, RopeScaling, option_of
 from lllm3090d.planning.units import MIB
-from lllm3090d.planning.verdict import Verdict
+from lllm3090d.planning.verdict import AGENT_PROMPT_FLOOR_TOKENS, Verdict
+from lllm3090d.serving.events import LoadRequested
 from lllm3090d.serving.ledger import Share
+from lllm3090d.serving.lookup import FoundModel
 from lllm3090d.serving.observation import Stranger
 from lllm3090d.serving.previews import Previews
 from lllm3090d.wire import PlanBody, PlanView
@@ -91,6 +93,21 @@ def test_a_plan_says_what_it_gives(desk: Desk) -> None:
     assert view.argv[0].endswith("llama-server")
 
 
+@pytest.mark.parametrize(
+    ("model", "asked"), [("bge-large-en", {}), ("smollm2-135m", {"purpose": "embedding"})]
+)
+def test_nothing_is_said_of_agents_where_no_text_is_generated(
+    desk: Desk, model: str, asked: dict[str, str]
+) -> None:
+    assert not isinstance(desk.lookup.next_engine, LlmError)
+    build, engine = desk.lookup.next_engine
+    desk.lookup.next_engine = build, replace(engine, flags=engine.flags | {"--embeddings", "--pooling"})
+    put(desk, model)
+    view = plan(desk, model, **asked)
+    assert view.window_tokens < AGENT_PROMPT_FLOOR_TOKENS
+    assert (view.verdict, view.agent, view.smallest_card) == (Verdict.OK, None, None)
+
+
 def test_a_short_window_is_tight_and_no_card_helps(desk: Desk) -> None:
     put(desk, "smollm2-135m")
     view = plan(desk, "smollm2-135m")
@@ -155,6 +172,50 @@ def test_a_refusal_names_who_is_in_the_way(desk: Desk) -> None:
         each.startswith("lllm3090ctl load llama-3.1-8b --context ") and "--parallel 1" in each
         for each in commands
     )
+
+
+def load(desk: Desk, model: str = QWEN, run: str = "cafe0001", **asked: Any) -> None:
+    """It is admitted, and is on its way up."""
+    found, engine = desk.lookup.model(model), desk.lookup.next_engine
+    assert isinstance(found, FoundModel) and not isinstance(engine, LlmError)
+    event = LoadRequested("t", run, found.checkpoint, found.facts, PlanRequest(**asked), *engine)
+    desk.scheduler.handle(event, desk.observe())
+    assert desk.scheduler.instance(found.checkpoint.name) is not None
+
+
+def test_a_model_that_is_loaded_gives_its_memory_back_first(desk: Desk) -> None:
+    """Its plan is what it would get if it were loaded anew, and says so; what else runs counts as ever."""
+    put(desk, "llama-3.1-8b")
+    put(desk, QWEN)
+    load(desk, QWEN, "cafe0002", context_tokens=16_384, parallel=1)
+    before = plan(desk, "llama-3.1-8b")
+    assert before.given_back_bytes is None
+    load(desk, "llama-3.1-8b")
+    (share,) = (each for each in desk.scheduler.ledger.of("cafe0001") if each.where == desk.card.uuid)
+    after = plan(desk, "llama-3.1-8b")
+    assert after.given_back_bytes == share.charged_bytes > 0
+    assert [note for note in after.notes if "count as given back" in note and "loaded anew" in note]
+    same = ("context_tokens", "parallel", "available_bytes", "budget", "items", "argv", "limit")
+    assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
+    other = plan(desk, "llama-3.1-8b", desktop=False)
+    assert other.given_back_bytes is None and not any("given back" in note for note in other.notes)
+
+
+def test_the_refusal_of_a_model_that_is_loaded_counts_it_as_gone(desk: Desk) -> None:
+    put(desk, "llama-3.1-8b")
+    desk.foreign_bytes = 6 * GIB
+    load(desk, "llama-3.1-8b", context_tokens=16_384, parallel=1)
+    error = refusal(desk, "llama-3.1-8b", context_tokens=1 << 17, parallel=4, cache_type="f16")
+    assert error.details["cause"] == "strangers" and error.details["ours"] == []
+    assert error.details["given_back_bytes"] == sum(
+        each.charged_bytes for each in desk.scheduler.ledger.of("cafe0001") if each.where == desk.card.uuid
+    )
+    assert "counted as given back" in error.message
+    commands = [each["command"] for each in error.details["remedies"] if " load " in each["command"]]
+    assert commands
+    for each in commands:  # a load of what runs already would be answered by that
+        assert each.startswith("lllm3090ctl unload llama-3.1-8b && lllm3090ctl load llama-3.1-8b ")
+    assert all(each["options"] is None for each in error.details["remedies"])
 
 
 def test_a_plan_for_another_card_is_asked_again_as_a_plan(desk: Desk) -> None:

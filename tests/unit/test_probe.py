@@ -249,10 +249,10 @@ def test_silent_build_is_given_up_with_its_children(tmp_path: Path) -> None:
     build = _script(tmp_path, "#!/bin/sh\necho thinking\nsleep 600 &\nwait\n")
 
     with pytest.raises(LlmError) as caught:
-        probe(build, time_limit_s=0.3)
+        probe(build, time_limit_s=1.5)
 
     assert caught.value.code is ErrorCode.ENGINE_UNUSABLE
-    assert "within 0.3 s" in caught.value.message
+    assert "within 1.5 s" in caught.value.message
     assert caught.value.details["last_lines"] == ["thinking"]
 
 
@@ -346,7 +346,7 @@ def test_simultaneous_callers_share_one_failure(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(failures) == 6
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 6
     assert all(failure is failures[0] for failure in failures)
 
 

@@ -508,8 +508,9 @@ def test_an_engine_that_never_tells_whether_it_is_idle_is_asked_once(world: Worl
     """Its load is refused in the end rather than left to ask for as long as it may wait."""
     instance = world.get("a")
     world.do(Looked({instance.run: Activity(None, None)}))
-    effects = agree(world, world.load("b", "t", 13), instance)
-    assert of_kind(effects, StopUnit) == []
+    check = the(world.load("b", "t", 13), CheckIdle)
+    runs = frozenset({instance.run})
+    assert of_kind(world.do(IdleChecked(check.token, runs, runs)), StopUnit) == []
     assert instance.is_silent
     world.now_s += 60
     effects = world.do(Looked({instance.run: Activity(None, None)}))
@@ -519,6 +520,16 @@ def test_an_engine_that_never_tells_whether_it_is_idle_is_asked_once(world: Worl
     world.do(Looked({instance.run: Activity(busy=False, served_tokens=1)}))
     world.rest()
     assert len(of_kind(world.load("b", "t2", 13), CheckIdle)) == 1
+
+
+def test_an_engine_that_was_never_looked_at_before_it_was_busy_is_waited_for(world: World) -> None:
+    """It was loaded a moment ago and is asked directly already: that it does not tell is not said by that."""
+    instance = world.get("a")
+    instance.busy = None
+    agree(world, world.load("b", "t", 13), instance)
+    assert not instance.is_silent
+    world.look({"a": Activity(busy=True, served_tokens=1)})
+    assert queued_names(world) == ["t"]
 
 
 def test_a_reading_that_fails_sends_nobody_away_who_waits(world: World) -> None:

@@ -21,7 +21,7 @@ from lllm3090d.serving.readiness import Health, Progress, belongs_to, cgroups_of
 
 pytestmark = pytest.mark.unit
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
 LOADING = b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{"'
 T = TypeVar("T")
@@ -144,12 +144,13 @@ def test_a_path_that_no_socket_can_have_is_silent(path: Path, own_cgroup: str) -
 def test_a_server_that_accepts_and_says_nothing_is_given_up(
     path: Path, own_cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(readiness, "HEALTH_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async with serving(path, OK) as server:
             server.talks.clear()
             assert await health(path, own_cgroup) is Health.SILENT
+            await server.wait_for_requests(1)
             assert len(server.requests) == 1
 
     run(scenario())

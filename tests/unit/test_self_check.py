@@ -91,7 +91,7 @@ def test_a_socket_that_nobody_accepts_from_is_stuck(tmp_path: Path) -> None:
 def test_a_full_queue_is_stuck_and_does_not_block_the_loop(tmp_path: Path) -> None:
     async def scenario(path: Path) -> int:
         turns = 0
-        asking = asyncio.create_task(answers(path, SHORT_S))
+        asking = asyncio.create_task(answers(path, 10 * SHORT_S))
         while not asking.done():
             turns += 1
             await asyncio.sleep(0.001)

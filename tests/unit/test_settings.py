@@ -207,7 +207,8 @@ BAD_VALUES = [
     ("aliases", "{ qwen = 3 }", "valid string"),
     ("extra_arguments", '["--threads", "8"]', "valid dictionary"),
     ("extra_arguments", '{ qwen = "--threads 8" }', "valid tuple"),
-    ("autoload", '["qwen"]', "valid string"),
+    ("autoload", '["qwen"]', 'one text with commas, such as "qwen"'),
+    ("autoload_wait_s", "-1", "greater than or equal to 0"),
     ("card", '"gpu"', "'auto', 'nvidia', 'amd', 'intel' or 'cpu'"),
     ("desktop", '"yes"', "'auto', 'active' or 'inactive'"),
     ("driver_reserve_mib", "-1", "greater than or equal to 0"),
@@ -299,7 +300,22 @@ def test_bad_value_in_the_file_names_file_key_value_and_what_is_allowed(
     assert allowed in error.message
     (value,) = tomllib.loads(f"v = {literal}").values()
     shown = value["qwen"] if isinstance(value, dict) else value
-    assert repr(shown) in error.message
+    # Flags stand there as in the file; of tables of sections only the section is named.
+    as_text = {bool: literal, dict: "qwen"}.get(type(shown), repr(shown))
+    assert as_text in error.message
+
+
+def test_a_list_is_written_as_one_text(tmp_path: Path) -> None:
+    said = refusal(tmp_path, 'notifications = ["refused", "failed"]').message
+    assert said.endswith('is not valid: it is one text with commas, such as "refused,failed"')
+    assert "valid string" in refusal(tmp_path, 'engine_pin = ["b1"]').message  # which is no list of anything
+    assert "valid string" in refusal(tmp_path, "autoload = [1]").message
+
+
+def test_what_is_said_is_not_in_words_of_the_library(tmp_path: Path) -> None:
+    said = refusal(tmp_path, 'notifications = true\nmodels_dir = "models"').message
+    assert "notifications = true is not valid: true and false are for flags only" in said
+    assert "is not valid: must be an absolute path" in said
 
 
 def test_a_long_bad_value_is_shown_in_part(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def in_bash(directory: Path, line: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=60,
         cwd=directory,
         env=environment(directory),
     )
@@ -93,7 +93,7 @@ def in_fish(directory: Path, line: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
         cwd=directory,
         env=environment(directory),
     )

@@ -564,8 +564,10 @@ def test_what_a_person_unloads_is_not_loaded_again() -> None:
         scene = Scene("a", "b")
         await scene.start()
         await scene.go()
+        wish = scene.sleep.wish("a")
         forgotten = await scene.sleep.forget("a")
         assert forgotten is not None and forgotten.name == "a"
+        assert wish == forgotten.wish() and scene.sleep.wish("a") is None
         assert await scene.sleep.forget("a") is None
         await scene.wake()
         assert scene.names == ["b"]

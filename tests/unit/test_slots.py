@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllm3090d.checkpoints.purpose import Purpose
 from lllm3090d.errors import ErrorCode, LlmError
 from lllm3090d.planning.rope import MAX_ROPE_FACTOR, RopeScaling, context_ceiling, rope_factor
 from lllm3090d.planning.slots import (
@@ -253,6 +254,13 @@ def test_the_first_verdict_that_applies(window: int, can: bool, expected: Verdic
     assert verdict(window, card_can_compute=can) is expected
     if can and window:
         assert agent_ready(window) is (expected is Verdict.OK)
+
+
+def test_no_agent_works_with_vectors_or_scores() -> None:
+    for purpose in (Purpose.EMBEDDING, Purpose.RERANK):
+        assert verdict(128, purpose=purpose) is Verdict.OK
+        assert verdict(0, purpose=purpose) is Verdict.TOO_BIG
+        assert verdict(128, purpose=purpose, card_can_compute=False) is Verdict.CAPABILITY
 
 
 def test_what_an_agent_should_know() -> None:

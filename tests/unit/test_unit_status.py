@@ -314,7 +314,7 @@ def test_after_a_loss_old_results_are_void_and_waits_are_settled_by_state() -> N
         jobs.removed(JOB.path, "done")
         jobs.doubt()
         pending = Job("/job/3", "lllm3090-b.service", starts=True)
-        waits = [asyncio.create_task(jobs.result(job, timeout_s=0.05)) for job in (JOB, pending)]
+        waits = [asyncio.create_task(jobs.result(*each)) for each in ((JOB, 10), (pending, 0.05))]
         await asyncio.sleep(0)  # lets the tasks begin to wait
 
         async def infer(job: Job) -> str | None:

@@ -29,7 +29,7 @@ from tests.fakes.unix_http import UnixConnection, call, health
 pytestmark = pytest.mark.unit
 
 MIB = 1 << 20
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 GROUP = min(cgroups_of(os.getpid()))
 T = TypeVar("T")
 
@@ -150,8 +150,8 @@ def test_a_busy_engine_is_left_alone(tmp_path: Path, path: Path) -> None:
 
 def test_an_engine_that_does_not_answer_is_given_up(tmp_path: Path, path: Path) -> None:
     with engine(tmp_path, path, hang=True):
-        found = run(probe(what(path, timeout_s=0.2), lambda: 5))
-    assert found.skipped == "it did not answer /completion within 0.2 s"
+        found = run(probe(what(path, timeout_s=1.5), lambda: 5))
+    assert found.skipped == "it did not answer /completion within 1.5 s"
     assert (found.peak_bytes, found.prompt_tokens) == (5, 0)
 
 

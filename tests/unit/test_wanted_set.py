@@ -88,6 +88,7 @@ class Desk:
             configured=lambda: configured,
             named=self.named,
             settled=self._wait_until_settled,
+            unsettled=lambda: "" if self.settled.is_set() else "the session begins",
         )
 
     async def _wait_until_settled(self) -> None:
@@ -208,7 +209,8 @@ def with_desk(
 
 
 def want(name: str, lot: Lot = Lot.UP, **changes: Any) -> Want:
-    return Want(name=name, lot=lot, request=WISH, **changes)
+    """One that has run."""
+    return Want(name=name, lot=lot, request=WISH, **({"run": f"run-of-{name}"} | changes))
 
 
 def test_after_the_user_managers_death_all_come_back_as_they_were(tmp_path: Path) -> None:
@@ -298,6 +300,10 @@ def test_a_login_loads_what_is_marked_settings_first_then_the_oldest_mark(tmp_pa
         desk.begin(before)
         await desk.until(lambda: desk.waits_for_desktop)
         assert desk.asked == []  # the desktop comes first
+        # Whoever asks for one meanwhile is served what is marked.
+        wish = desk.set.wish("old")
+        assert wish is not None and (wish.request, wish.pinned) == (WISH, True)
+        assert desk.set.wish("nobody") is None
         assert desk.kept.remembered().life is None  # killed now, the next daemon begins the login anew
         desk.settled.set()
         await desk.idle()
@@ -350,6 +356,183 @@ def test_a_person_is_faster_than_the_login(tmp_path: Path) -> None:
         assert marked.mark.request == WISH and not marked.by_setting
         assert desk.set.mark_of("never") == Mark(name="never")
         assert await desk.set.unmark("a") and not await desk.set.unmark("a")
+
+    with_desk(tmp_path, test)
+
+
+def test_what_waits_for_the_desktop_is_wanted_already_and_can_be_given_up(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        for name in ("kept", "given-up", "unmarked", "by-hand"):
+            desk.kept.mark(Mark(name=name))
+        desk.settled.clear()
+        desk.begin(Remembered())
+        await desk.until(lambda: desk.waits_for_desktop)
+        assert desk.set.waits_for_desktop and desk.asked == []
+        views = {each.name: each for each in await wanted_views(desk.set, desk.scheduler)}
+        assert {each.why for each in views.values()} == {
+            "it waits for the desktop to settle: the session begins"
+        }
+        assert all(each.wanted and each.autoload for each in views.values()) and len(views) == 4
+        listed = (await autoload_view(desk.set, desk.scheduler)).models
+        assert listed[0].why == "it waits for the desktop to settle: the session begins"
+        assert desk.set.forget("given-up") is not None
+        await desk.set.unmark("unmarked")
+        await desk.set.mark(Mark(name="marked-later"))
+        desk.apply_load("by-hand", LoadWish(request=WISH))
+        desk.bring_up("by-hand")
+        desk.settled.set()
+        await desk.idle()
+        assert desk.names() == ["kept"]
+        assert "to be loaded again (loaded at every login): kept" in desk.told()
+        assert [each.name for each in desk.set.wants] == ["kept", "by-hand"]
+        assert desk.kept.remembered().life == NOW
+
+    with_desk(tmp_path, test)
+
+
+def test_the_last_mark_that_is_taken_away_leaves_nothing_to_wait_for(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        desk.kept.mark(Mark(name="a"))
+        desk.kept.mark(Mark(name="by-setting"))
+        desk.settled.clear()
+        desk.begin(Remembered())
+        await desk.until(lambda: desk.waits_for_desktop)
+        assert await desk.set.unmark("by-setting")  # the settings name it all the same
+        assert [each.name for each in desk.set.wants] == ["by-setting", "a"]
+        assert await desk.set.unmark("a")
+        assert [each.name for each in desk.set.wants] == ["by-setting"] and desk.set.waits_for_desktop
+        desk.set.forget("by-setting")
+        await desk.until(lambda: not desk.set.waits_for_desktop)
+        # What is not waited for, and what a person has loaded, is not let go by that.
+        desk.apply_load("loaded", LoadWish(request=WISH))
+        await desk.set.mark(Mark(name="loaded"))
+        assert await desk.set.unmark("loaded")
+        assert [each.name for each in desk.set.wants] == ["loaded"]
+
+    with_desk(tmp_path, test, configured=["by-setting"])
+
+
+def test_killed_while_it_waits_and_something_was_loaded_it_waits_again(tmp_path: Path) -> None:
+    """Models run, so the set is no login's; but the desktop has not settled."""
+
+    async def test(desk: Desk) -> None:
+        desk.apply_load("by-hand", LoadWish(request=WISH))
+        desk.bring_up("by-hand")
+        run = desk.world.get("by-hand").run
+        desk.settled.clear()
+        left = (want("a", Lot.COMING), want("by-hand", run=run))
+        desk.begin(Remembered(Life("boot-1", "manager-0", ended=True), left))
+        await desk.until(lambda: desk.waits_for_desktop)
+        assert desk.asked == [] and desk.set.waits_for_desktop
+        await desk.set.end()
+        assert desk.kept.remembered().life != Life("boot-1", "manager-1", ended=True)
+        desk.settled.set()
+        await desk.idle()
+        assert desk.names() == ["a"] and desk.kept.remembered().life == NOW
+
+    with_desk(tmp_path, test)
+
+
+def test_given_away_and_taken_back_in_one_breath_each_is_asked_for_once(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        for name in ("a", "b"):
+            desk.kept.mark(Mark(name=name))
+        desk.settled.clear()
+        desk.begin(Remembered())
+        await desk.until(lambda: desk.waits_for_desktop)
+        desk.do(ReleaseRequested("r", until_resume=True))
+        desk.settled.set()
+        desk.do(ResumeRequested("r2"))
+        desk.set.resumed()
+        await desk.idle()
+        assert desk.names() == ["a", "b"]
+        assert "to be loaded again (loaded at every login): a, b" in desk.told()
+
+    with_desk(tmp_path, test)
+
+
+def test_with_nothing_to_load_no_desktop_is_waited_for(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        desk.settled.clear()
+        desk.begin(Remembered())
+        await desk.idle()
+        assert not desk.waits_for_desktop and desk.kept.remembered().life == NOW
+
+    with_desk(tmp_path, test)
+
+
+def test_nothing_is_left_to_wait_for_once_a_person_has_loaded_or_given_up_all(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        desk.kept.mark(Mark(name="a"))
+        desk.kept.mark(Mark(name="b"))
+        desk.settled.clear()
+        desk.begin(Remembered())
+        await desk.until(lambda: desk.waits_for_desktop)
+        desk.set.forget("a")
+        assert desk.set.waits_for_desktop
+        desk.apply_load("b", LoadWish(request=WISH))
+        assert not desk.set.waits_for_desktop
+
+    with_desk(tmp_path, test)
+
+
+def test_after_the_managers_death_the_desktop_is_waited_for_too(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        desk.settled.clear()
+        desk.begin(Remembered(DIED, (want("a"), want("b"))))
+        await desk.until(lambda: desk.waits_for_desktop)
+        assert desk.asked == [] and desk.set.waits_for_desktop
+        desk.settled.set()
+        await desk.idle()
+        assert desk.names() == ["a", "b"]
+        # The same manager: what was on its way goes on at once.
+        desk.settled.clear()
+        desk.waits_for_desktop = False
+        desk.begin(Remembered(NOW, (want("c", Lot.COMING),)))
+        await desk.idle()
+        assert desk.names() == ["a", "b", "c"] and not desk.waits_for_desktop
+
+    with_desk(tmp_path, test)
+
+
+@pytest.mark.parametrize("before", [Life("boot-0", "manager-0"), DIED])
+def test_a_daemon_that_is_stopped_while_it_waits_begins_the_login_anew(tmp_path: Path, before: Life) -> None:
+    async def test(desk: Desk) -> None:
+        desk.kept.mark(Mark(name="a"))
+        desk.kept.keep((want("a"),), before)
+        desk.settled.clear()
+        desk.begin(desk.kept.remembered())
+        await desk.until(lambda: desk.waits_for_desktop)
+        await desk.set.end()
+        assert desk.kept.remembered().life == before
+        for task in tuple(desk.tasks):
+            task.cancel()
+        desk.settled.set()
+        await desk.idle()
+        assert desk.asked == []
+        desk.begin(desk.kept.remembered())
+        await desk.idle()
+        assert desk.names() == ["a"] and desk.kept.remembered().life == NOW
+        await desk.set.end()
+        assert desk.kept.remembered().life == Life("boot-1", "manager-1", ended=True)
+
+    with_desk(tmp_path, test)
+
+
+def test_given_away_while_it_waits_it_comes_at_the_resumption(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        desk.kept.mark(Mark(name="a"))
+        desk.settled.clear()
+        desk.begin(Remembered())
+        await desk.until(lambda: desk.waits_for_desktop)
+        desk.do(ReleaseRequested("r", until_resume=True))
+        desk.settled.set()
+        await desk.idle()
+        assert desk.asked == [] and [each.lot for each in desk.set.wants] == [Lot.RELEASED]
+        desk.do(ResumeRequested("r2"))
+        desk.set.resumed()
+        await desk.idle()
+        assert desk.names() == ["a"]
 
     with_desk(tmp_path, test)
 

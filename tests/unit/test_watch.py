@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import subprocess
@@ -23,7 +24,7 @@ from tests.fakes.gguf_files import write_llama
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -368,6 +369,7 @@ asyncio.run(main())
 
 def test_closing_while_it_is_set_up_leaves_nothing_open(tmp_path: Path) -> None:
     descriptors = Path("/proc/self/fd")
+    gc.collect()  # what other tests have left is not closed meanwhile
     before = len(list(descriptors.iterdir()))
 
     async def once() -> None:

@@ -20,7 +20,7 @@ from tests.fakes.notify_socket import RECEIVE_TIMEOUT_S, VARIABLES, is_silent, n
 
 pytestmark = pytest.mark.unit
 
-LIMIT_S = 1.2
+LIMIT_S = 2.4  # a machine with other work stands still for moments, and the last third of it is for those
 FED = ["WATCHDOG=1"]
 AFTER = ", and will be restarted by systemd unless that ends; models go on"
 
@@ -211,6 +211,10 @@ def test_an_event_loop_that_stands_still_is_named_by_another_thread(
         release.set()
         assert received(systemd) == ["STATUS="]
         assert received(systemd) == FED
+        limit = time.monotonic() + RECEIVE_TIMEOUT_S
+        while len(caplog.records) < 2:  # the other thread tells systemd first, and then the journal
+            assert time.monotonic() < limit
+            time.sleep(0.01)
     # Told by two threads, so in either order.
     (stuck,) = [each for each in caplog.records if "doing" in vars(each)]
     (back,) = [each for each in caplog.records if each is not stuck]

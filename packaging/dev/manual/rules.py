@@ -87,6 +87,7 @@ RULES: tuple[Rule, ...] = (
         "the daemon of this test is not set up so: tests/system/test_setup.py does it",
         skip=True,
     ),
+    Rule(r"loginctl .*", "a machine of tests has no logind", skip=True),
     # --- end otherwise ----------------------------------------------------------------------------------------------
     Rule(
         r"lllm3090ctl plan smollm2 --context 2000000 .*",
